@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3.14 python3; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 CORES ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 # Most tests wait for servers and leases, and use a fifth of a core; three workers are with Spark for most of the time.
-WORKERS ?= $(shell echo $$((4 * $(CORES))))
+WORKERS ?= $(shell echo $$((5 * $(CORES))))
 PYTEST = -m pytest -rs -n $(WORKERS) --dist loadgroup
 # Contracts that run in `make test-fast`, beside the tests that need no server.
 CONTRACTS := tests/queue/test_gateways.py tests/results/test_contract.py tests/tasks/test_queue_contract.py
@@ -31,7 +31,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 	--custom-compile-command "make lock" --no-emit-index-url --no-emit-find-links
 
 .PHONY: help demo pictures test test-acl test-all test-bare test-browser test-failover test-fast test-interop test-lakehouse test-spark41 test-yarn check bench bench-archive bench-commits bench-inspector bench-queue campaign \
-	bench-spark bench-tasks format reference sync lock audit sbom dist clean
+	bench-scripts bench-spark bench-tasks format reference sync lock audit sbom dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ campaign: $(VENV)/.dev ## Break processes, links and servers for a quarter of an
 
 bench-queue: $(VENV)/.dev ## Measure the message queue beside redis-message-queue
 	@$(BIN)/python -m bench --peers queue --tests queue $(ARGS)
+
+bench-scripts: $(VENV)/.dev ## Measure how long each script holds a server up when every entry has a megabyte
+	@$(BIN)/python -m bench.script_times --strict $(ARGS)
 
 bench-spark: $(VENV)/.dev ## Measure the Spark source and sink beside the limits of the same work
 	@$(BIN)/python -m bench.spark $(ARGS)

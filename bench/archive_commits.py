@@ -23,8 +23,7 @@ from penstock.spark.archive import status
 from penstock.spark.archive.batch import BatchArchiver
 from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.compact import SmallFiles
-from penstock.spark.archive.rows import READ_SCHEMA
-from penstock.spark.archive.state import DAY_MS
+from penstock.spark.archive.state import DAY_MS, READ_SCHEMA
 from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.source.offsets import BatchRange, Offsets, Position
 from penstock.spark.source.rows import RowBuilder

@@ -50,6 +50,9 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 QUARANTINE = Path(__file__).with_name("quarantine.toml")
 _SYNC = Path(__file__).with_name("sync")
+_SLOW_TURNS = 6  # a slow test runs in one rotation of so many
+_TURNS = 3  # so does a generated test, or one that is marked `rotates`
+_GROUPS = {"cluster": "cluster", "s3": "s3_server"}  # tests with this fixture run in one process
 _SHARED = {"server", "stream_server"}  # the servers that --acl makes users on
 
 
@@ -62,9 +65,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="one: each test on one server; usual: suites marked every_server on all; all: everything on all",
     )
     group.addoption(
-        "--rotation", type=int, metavar="N", help="where one server or one third of the tests is enough: which one"
+        "--rotation", type=int, metavar="N", help="where one server or a share of the tests is enough: which one"
     )
-    group.addoption("--third", action="store_true", help="run a third of the tests, and a ninth of the slow ones")
+    group.addoption(
+        "--share", type=int, default=1, metavar="N", help="run one test in N, and of the slow ones one in six times N"
+    )
     group.addoption("--order-seed", type=int, metavar="N", help="run files, and the tests of a file, in random order")
     group.addoption(
         "--acl",
@@ -75,7 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     chosen = (
-        f"{name} {config.getoption(name)}" for name in ("--matrix", "--rotation", "--third", "--order-seed", "--acl")
+        f"{name} {config.getoption(name)}" for name in ("--matrix", "--rotation", "--share", "--order-seed", "--acl")
     )
     return f"penstock: {', '.join(chosen)}; {len(quarantined())} tests in quarantine"
 
@@ -103,28 +108,34 @@ def _servers_of(metafunc: pytest.Metafunc) -> list[ServerKind]:
         return kinds
     # A missing server is a skip where every server is asked for. Where one is enough, the others take its turn.
     kinds = [kind for kind in kinds if kind.is_installed] or kinds
-    return [kinds[_turn_of(metafunc.definition) % len(kinds)]]
+    turn = turn_of(metafunc.definition)
+    if metafunc.definition.get_closest_marker("slow"):
+        turn //= _SLOW_TURNS  # next time on another server
+    return [kinds[turn % len(kinds)]]
 
 
-def _turn_of(item: pytest.Item) -> int:
+def turn_of(item: pytest.Item) -> int:
     """Returns a number that grows by one from rotation to rotation, and differs from test to test."""
     name = item.nodeid
-    for kind in TEST_SERVERS:  # a test is the same on whichever server its turn has put it
-        name = name.replace(kind.name, "")
+    # A test is the same on whichever server, and in whichever half, its turn has put it.
+    for word in (*(kind.name for kind in TEST_SERVERS), "async", "sync"):
+        name = name.replace(word, "")
     return zlib.crc32(name.encode()) + (item.config.getoption("--rotation") or 0)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests that use the cluster in one process: three nodes are enough for this machine.
+    """Keeps the tests that use the cluster, or the S3 server, in one process each: one of them is enough for this machine.
 
     Those of Spark begin first, for they take the longest; then tests that compute and tests that wait are mixed.
     """
     unsteady = quarantined()
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
-        if "cluster" in fixtures and "spark_of_session" not in fixtures:  # a second session costs more than a cluster
-            item.add_marker(pytest.mark.xdist_group("cluster"))
+        if "spark_of_session" not in fixtures:  # a second session costs more than a second cluster
+            for group, fixture in _GROUPS.items():
+                if fixture in fixtures:
+                    item.add_marker(pytest.mark.xdist_group(group))
         if reason := unsteady.get(item.nodeid.partition("[")[0]):
             item.add_marker(pytest.mark.xfail(reason=f"quarantined: {reason}", strict=False))
     config.hook.pytest_deselected(items=[item for item in items if not _is_due(item)])
@@ -142,14 +153,15 @@ def _is_due(item: pytest.Item) -> bool:
     option = item.config.getoption
     if option("--acl") and not (user_of(item) and _SHARED & {*getattr(item, "fixturenames", ())}):
         return False
-    is_slow, turn = item.get_closest_marker("slow") is not None, _turn_of(item)
-    is_my_turn = turn % 3 == 0
-    if option("--third"):
-        return turn % 9 == 0 if is_slow else is_my_turn
-    if not is_slow or option("--matrix") == "all":
-        return True
-    is_asked_for = "slow" in option("-m") or option("-k") or any("::" in word for word in item.config.args)
-    return is_my_turn if option("--rotation") is not None else bool(is_asked_for)
+    is_asked_for = option("-k") or any("::" in word or "sync" in word for word in item.config.args)
+    is_slow, every = item.get_closest_marker("slow") is not None, option("--share")
+    rotates = item.get_closest_marker("rotates") or item.path.is_relative_to(_SYNC)
+    if option("--matrix") != "all" and not is_asked_for:
+        if is_slow and option("--rotation") is None:
+            return "slow" in option("-m")
+        # The async source of a generated test runs in each rotation.
+        every *= _SLOW_TURNS if is_slow else _TURNS if rotates else 1
+    return turn_of(item) % every == 0
 
 
 def _place(item: pytest.Item) -> tuple[bool, bytes, bytes]:
@@ -170,7 +182,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     Only where all reports come together: a worker needs the name with the group.
     """
     name, at, group = report.nodeid.rpartition("@")
-    if hasattr(report, "node") and at and group in ("cluster", "spark", "spark-pipelines", "spark-processes"):
+    if hasattr(report, "node") and at and group in (*_GROUPS, "spark", "spark-pipelines", "spark-processes"):
         report.nodeid = name
 
 

@@ -20,17 +20,17 @@ Every command of `penstock`, as `penstock COMMAND --help` shows it. This page is
 them, then run `make reference`.
 
 * **Where.** `--url`, else the variable `PENSTOCK_URL`, else `task_queue.url` of the [settings](configuration.md), of
-  which `--config` names the file. Every command that speaks to a server takes these two.
+  which `--config` names the file. Every command that connects to a server takes these two.
 * **Output.** Results go to standard output, messages to standard error. Commands that run until they are stopped
-  (`worker`, `consume`, `exporter`) print what they do to standard output, and nothing but complaints to standard
-  error. `--json` prints one object a line, with names that stay. Tables are for people; in a pipe no column is cut.
+  (`worker`, `consume`, `exporter`) print their progress to standard output, and only warnings and errors to standard
+  error. `--json` prints one object per line, with stable names. Tables are for people; in a pipe no column is cut.
 * **Durations** are `500ms`, `30s`, `1h30m` or `'10 minutes'`. **Times** are `2026-11-15T12:00Z`, in UTC unless they
   name a zone, milliseconds since 1970, or how long ago: `2h`.
-* **Ids** may be cut short, as long as one thing alone begins so.
-* **Exit codes**: 0 success, 1 failure, 2 a mistake in the arguments or the settings, 3 something does not exist or is
-  not healthy, 130 Ctrl-C.
+* **Ids** may be shortened to a unique prefix.
+* **Exit codes**: 0 success, 1 failure, 2 invalid arguments or settings, 3 something does not exist or is
+  unhealthy, 130 Ctrl-C.
 * **Completion**: `penstock --install-completion`.
-* Every command takes `-v` (`--verbose`), which logs more, `-q` (`--quiet`), which prints results and errors only, and
+* Every command takes `-v` (`--verbose`), which logs more, `-q` (`--quiet`), which prints only results and errors, and
   `--help`.
 """
 EVERYWHERE = {"verbose", "quiet", "help", "url", "config"}
@@ -57,9 +57,7 @@ def page() -> str:
             shown.setdefault(path[0], []).append(_section(path, command))
     parts = [HEAD, *(part for name in shown for part in [*_heading(name, shown[name]), *shown[name]])]
     if hidden:
-        parts.append(
-            "## Other names\n\nNames that users of other queues know, for what is above: " + ", ".join(hidden) + ".\n"
-        )
+        parts.append("## Other names\n\nAliases that users of other queues may know: " + ", ".join(hidden) + ".\n")
     return "\n".join(parts)
 
 

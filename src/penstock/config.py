@@ -60,12 +60,12 @@ class ConsumerConfig:
         self._check_numbers()
         if self.heartbeat_interval_ms is not None and self.heartbeat_interval_ms * 3 > self.min_idle_claim_ms:
             raise ConfigurationError(
-                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be at most a third of the lease "
-                f"min_idle_claim_ms={self.min_idle_claim_ms}, else one lost heartbeat costs the lease: "
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be at most a third of the lease, "
+                f"min_idle_claim_ms={self.min_idle_claim_ms}; otherwise one missed heartbeat loses the lease: "
                 f"use {self.min_idle_claim_ms // 3} or less"
             )
         if self.prefetch is not None and self.prefetch < self.batch_size:
-            raise ConfigurationError(f"prefetch={self.prefetch} must not be below batch_size={self.batch_size}")
+            raise ConfigurationError(f"prefetch={self.prefetch} must be at least batch_size={self.batch_size}")
         if self.retry_jitter > 1:
             raise ConfigurationError(f"retry_jitter={self.retry_jitter} must be between 0 and 1")
 
@@ -78,12 +78,12 @@ class ConsumerConfig:
 
     @property
     def lease_ms(self) -> int:
-        """How long a message stays with a consumer that gives no sign of life."""
+        """How long a message stays with a consumer that has stopped renewing its lease."""
         return self.min_idle_claim_ms
 
     @property
     def effective_heartbeat_ms(self) -> int:
-        """How often the leases of the messages at hand are renewed."""
+        """How often leases are renewed, in ms."""
         return self.heartbeat_interval_ms or max(1, self.min_idle_claim_ms // 4)
 
     @property
@@ -93,7 +93,7 @@ class ConsumerConfig:
 
     @property
     def max_prefetch(self) -> int:
-        """How many messages may wait in the process at most."""
+        """The most messages that may wait in the process."""
         return self.prefetch or self.batch_size * PREFETCH_BATCHES
 
     @property
@@ -108,7 +108,7 @@ class ConsumerConfig:
         return Backoff(initial, max(self.retry_max_delay_ms, initial), self.retry_jitter)
 
     def resolved_worker_name(self) -> str:
-        """Return the given name, or a new one that no other process has."""
+        """Return the given name, or a new unique one."""
         return self.worker_name or unique_worker_name(self.group)
 
 

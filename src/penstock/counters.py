@@ -126,16 +126,13 @@ class Tally:
             total_dlq_trimmed=self.dead_trimmed,
         )
 
-    def _numbers(self) -> tuple[int, ...]:
-        return self.read - self.reclaimed, self.reclaimed, self.acked, self.retried, self.dead, self.missing
-
     def mark(self) -> tuple[int, ...]:
         """Return where the counters stand, for a report."""
-        return self._numbers()
+        return self.read - self.reclaimed, self.reclaimed, self.acked, self.retried, self.dead, self.missing
 
     def report_since(self, mark: tuple[int, ...]) -> PassReport:
         """Return what was counted since the mark."""
-        return PassReport(*(now - then for now, then in zip(self._numbers(), mark, strict=True)))
+        return PassReport(*(now - then for now, then in zip(self.mark(), mark, strict=True)))
 
 
 @dataclass(slots=True)
@@ -157,7 +154,6 @@ class WorkerTally:
         self.running = 0
         self.waiting = 0  # popped, and not begun
         self.backend_failures = 0
-        self.exit_reason = ""
 
     def of(self, kind: str) -> KindTally:
         """Return the counts of a kind."""

@@ -16,7 +16,7 @@ _MOST_TOGETHER = 100
 
 @dataclass(frozen=True)
 class DeadLetterLimits:
-    """What is kept of each stream of dead letters; beyond it the oldest go. None = no limit of that kind.
+    """Limits of each dead-letter stream, beyond which the oldest records are removed; None = no limit.
 
     What a consumer group of that stream has not acknowledged stays, unless `ignore_groups` is true. `max_bytes` is
     compared with the server's own estimate.
@@ -42,7 +42,7 @@ class DeadLetterLimits:
 
     @classmethod
     def of(cls, given: object) -> DeadLetterLimits:
-        """Return limits as users give them: None = the default ones, a table of a TOML file, or "none"."""
+        """Return limits as users write them: None for the defaults, a table of a TOML file, or "none"."""
         if given is None:
             return DeadLetterLimits()
         if isinstance(given, DeadLetterLimits):
@@ -51,12 +51,12 @@ class DeadLetterLimits:
             return DeadLetterLimits.none()
         if not isinstance(given, Mapping):
             raise ConfigurationError(
-                f"limits of dead letters must be DeadLetterLimits, a table or {_NONE!r}, not {type(given).__name__}"
+                f"dead_letter_limits must be DeadLetterLimits, a table or {_NONE!r}, not {type(given).__name__}"
             )
         known = [field.name for field in fields(cls)]
         unknown = [str(name) for name in given if name not in known]
         if unknown:
-            raise ConfigurationError(f"DeadLetterLimits has no {unknown[0]!r}; it has {', '.join(known)}")
+            raise ConfigurationError(f"DeadLetterLimits has no field {unknown[0]!r}; its fields are {', '.join(known)}")
         values: dict[str, Any] = {name: None if value == _NONE else value for name, value in given.items()}
         return DeadLetterLimits(**values)
 
@@ -65,7 +65,7 @@ class DeadLetterLimits:
 
     @property
     def is_none(self) -> bool:
-        """Whether nothing is ever removed."""
+        """Whether there are no limits."""
         return all(value is None for value in self._numbers().values())
 
     def are_exceeded(self, count: int, age_ms: float, size: int) -> bool:

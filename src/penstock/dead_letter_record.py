@@ -169,4 +169,4 @@ def traceback_of(error: BaseException | None) -> str:
         text = "".join(lines).encode(errors="replace").decode()  # without lone surrogates, which UTF-8 cannot hold
         return text[-MAX_TRACEBACK:]
     except BaseException as failure:  # formatting calls code of the user's
-        return f"{name_of(error)}, whose traceback cannot be shown: {name_of(failure)}"
+        return f"{name_of(error)}; formatting its traceback raised {name_of(failure)}"

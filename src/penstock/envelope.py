@@ -43,13 +43,17 @@ Fields = Sequence[bytes]  # field, value, field, value, ... as the server sends 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
     """Encode headers; raise ConfigurationError unless all names and values are text."""
     if not isinstance(headers, Mapping):
-        raise ConfigurationError(f"headers must be a mapping of texts, not a {type(headers).__name__}")
+        raise ConfigurationError(f"headers must be a mapping of strings to strings, not a {type(headers).__name__}")
     for name, value in headers.items():
         if not _is_text(name) or not _is_text(value):
-            raise ConfigurationError(f"headers must be text in UTF-8: {name!r} has a {type(value).__name__}")
+            raise ConfigurationError(
+                f"headers must be strings that UTF-8 can encode: {name!r} has a {type(value).__name__}"
+            )
     raw = _encode_json(headers)
     if len(raw) > MAX_HEADERS:
-        raise ConfigurationError(f"headers have {len(raw)} bytes, {MAX_HEADERS} are allowed: put it into the payload")
+        raise ConfigurationError(
+            f"headers have {len(raw)} bytes, more than the limit of {MAX_HEADERS}: move large values into the payload"
+        )
     return raw
 
 

@@ -22,7 +22,7 @@ def text_of(error: BaseException, spell: Callable[[BaseException], str] = str) -
     try:
         return _storable(spell(error), MAX_TEXT)
     except BaseException as failure:
-        return f"{name_of(error)}, which cannot be shown: {name_of(failure)}"
+        return f"{name_of(error)}; formatting it raised {name_of(failure)}"
 
 
 def name_of(error: BaseException) -> str:
@@ -30,7 +30,7 @@ def name_of(error: BaseException) -> str:
     try:
         return _storable(type(error).__name__, _MAX_NAME)
     except BaseException:
-        return "an error without a name"
+        return "an unnamed error"
 
 
 def summary_of(error: BaseException) -> str:
@@ -66,7 +66,7 @@ class ConfigurationError(PenstockError, ValueError):
 
 
 class ConfigurationTypeError(ConfigurationError, TypeError):
-    """A parameter is of a kind that cannot be used there; the message says which kind to pass instead."""
+    """A parameter has the wrong type; the message says which type to pass instead."""
 
 
 class SettingsError(ConfigurationError):
@@ -77,15 +77,15 @@ class SettingsError(ConfigurationError):
 
 
 class RedisError(PenstockError):
-    """Redis, or the connection to it, refused or broke off a command."""
+    """Redis rejected a command, or the connection to it failed."""
 
 
 class TransientError(RedisError):
-    """A failure that passes by itself: the same call may succeed later."""
+    """A temporary failure: the same call may succeed later."""
 
 
 class PermanentError(RedisError):
-    """A failure that stays until somebody changes the server, the rights or the configuration."""
+    """A failure that persists until the server, the rights or the configuration change."""
 
 
 class ConnectionFailed(TransientError):
@@ -101,7 +101,7 @@ class CommandTimeout(ConnectionLost):
 
 
 class ServerBusy(TransientError):
-    """The server is loading, runs a long script, or a cluster slot is on the move; nothing was executed."""
+    """The server is loading or runs a long script, or a cluster slot is being moved; nothing was executed."""
 
 
 class ReadOnlyServer(TransientError):
@@ -113,11 +113,11 @@ class OutOfMemory(TransientError):
 
 
 class GroupLost(TransientError):
-    """The stream or its consumer group does not exist (any more)."""
+    """The stream or its consumer group does not exist, or no longer does."""
 
 
 class NotReplicating(TransientError):
-    """The server has fewer replicas than `min-replicas-to-write` asks for; nothing was executed."""
+    """The server has fewer replicas than `min-replicas-to-write`; nothing was executed."""
 
 
 class ServerError(RedisError):
@@ -125,7 +125,7 @@ class ServerError(RedisError):
 
 
 class AuthenticationFailed(PermanentError):
-    """User name or password was refused."""
+    """The server rejected the user name or password."""
 
 
 class PermissionDenied(PermanentError):
@@ -133,11 +133,11 @@ class PermissionDenied(PermanentError):
 
 
 class WrongType(PermanentError):
-    """A key holds something else than the stream (or other type) that it should hold."""
+    """A key holds another type than the expected one, such as a stream."""
 
 
 class ClusterSlotError(PermanentError, ConfigurationError):
-    """Keys that must change together lie in different cluster slots."""
+    """Keys that must change together are in different cluster slots."""
 
 
 class ClientClosed(PermanentError):
@@ -145,7 +145,7 @@ class ClientClosed(PermanentError):
 
 
 class UnsupportedServer(PermanentError):
-    """The server is too old or lacks a command that the chosen setting needs."""
+    """The server is too old, or does not have a command that the chosen setting needs."""
 
 
 # --- publishing -----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class PublishError(PenstockError):
 
 
 class StreamFull(PublishError):
-    """The stream holds `max_len` entries that some group still needs; the message was not added.
+    """The stream has reached `max_len`, and a group still needs its entries; the message was not added.
 
     After push_many(), `ids` are the entries of the same call that still found room.
     """
@@ -165,11 +165,11 @@ class StreamFull(PublishError):
 
 
 class QueueFull(StreamFull):
-    """The queue holds `max_pending_length` messages; this one was not added."""
+    """The queue has reached `max_pending_length`; the message was not added."""
 
 
 class QueueDrained(PublishError):
-    """The queue object was drained: it takes no more messages in and hands none out."""
+    """The queue object was drained: it accepts and delivers no more messages."""
 
 
 class PublishUnknown(PublishError):
@@ -217,14 +217,14 @@ class DecodeError(SerializationError, ValueError):
 
 
 class NotAuthentic(DecodeError):
-    """A payload is not signed or encrypted as its reader wants it, or not for this stream and message id."""
+    """A payload is not signed or encrypted as its reader requires, or not for this stream and message id."""
 
 
 # --- leases and consumers -------------------------------------------------------------------------
 
 
 class LeaseLost(PenstockError):
-    """The message now belongs to another consumer; whatever this one still says about it is refused."""
+    """The message now belongs to another consumer; the former holder can no longer settle it."""
 
 
 class HandlerTimeout(PenstockError):
@@ -236,13 +236,14 @@ class ConsumerNameTaken(PenstockError):
 
 
 class WorkerDied(PenstockError):
-    """In a dead letter: the process that had the message ended, or was silent, in the last run that it may have."""
+    """In a dead letter: the process that held the message ended, or went silent, in its last permitted run."""
 
     @classmethod
     def in_attempt(cls, number: int) -> WorkerDied:
         """Return the error of a message that was given up after so many attempts."""
         return cls(
-            f"the process that had it ended or was silent in attempt {number}: killed, os._exit(), out of memory?"
+            f"the process that held this message ended or stopped renewing its lease in attempt {number}: "
+            "killed, os._exit() or out of memory?"
         )
 
 
@@ -251,37 +252,37 @@ NOT_OF_ONE_MESSAGE = (TransientError, PermanentError, ConsumerNameTaken)
 
 
 class GatewayContractError(PenstockError, TypeError):
-    """A gateway broke its contract, and going on could settle a message that belongs to somebody else."""
+    """A gateway broke its contract, and continuing could settle a message that another consumer holds."""
 
 
 # --- results --------------------------------------------------------------------------------------
 
 
 class BackendError(PenstockError):
-    """A result back-end could not save or read; what was saved before is untouched, and nothing half-written shows."""
+    """A result back-end could not save or read; saved results are untouched, and no partial result is visible."""
 
 
 class BackendUnavailable(BackendError):
-    """A failure that passes by itself (server away, disk full, no answer): the same call may succeed later."""
+    """A temporary failure (server down, disk full, no answer): the same call may succeed later."""
 
 
 class BackendRefused(BackendError):
-    """A failure that stays until somebody changes the store, the rights or the configuration."""
+    """A failure that persists until the store, the rights or the configuration change."""
 
 
 # --- the balancer ---------------------------------------------------------------------------------
 
 
 class AlreadyClaimed(PenstockError):
-    """The data stream has an owner, or is finished: somebody else was first."""
+    """The data stream already has an owner, or is finished."""
 
 
 class StreamNotOwned(PenstockError):
-    """This consumer does not own the data stream, or does not own it any more; nothing was changed."""
+    """This consumer does not own the data stream, or no longer does; nothing was changed."""
 
 
 class OwnershipLost(StreamNotOwned, LeaseLost):
-    """Another consumer owns the data stream now; what this one still says about it is refused."""
+    """Another consumer now owns the data stream; the former owner can no longer change it."""
 
 
 class MalformedEntry(DecodeError):
@@ -292,7 +293,7 @@ class MalformedEntry(DecodeError):
 
 
 class FatalError(PenstockError):
-    """Raised by a handler: retrying is pointless, the message goes to the dead letters at once."""
+    """Raised by a handler to dead-letter the message without further retries."""
 
 
 _LONGEST_DELAY_S = 100 * 365 * 86_400
@@ -302,7 +303,7 @@ def _checked_delay(delay_s: object) -> float:
     # Raised inside the handler, where it counts as a failed attempt like any other mistake.
     if isinstance(delay_s, int | float) and 0 <= delay_s <= _LONGEST_DELAY_S:
         return delay_s
-    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds, 0 or more, and at most a hundred years")
+    raise ConfigurationError(f"delay_s={delay_s!r} must be a number of seconds from 0 to 100 years")
 
 
 def delay_asked_s(error: RetryLater | Snooze) -> float | None:
@@ -314,7 +315,7 @@ def delay_asked_s(error: RetryLater | Snooze) -> float | None:
 
 
 class RetryLater(PenstockError):
-    """Raised by a handler: a failed attempt that wants its own delay instead of the configured back-off."""
+    """Raised by a handler to fail the attempt and retry after its own delay instead of the back-off."""
 
     def __init__(self, delay_s: float, reason: str = "") -> None:
         self.delay_s = _checked_delay(delay_s)
@@ -326,7 +327,7 @@ class RetryLater(PenstockError):
 
 
 class Snooze(PenstockError):
-    """Raised by a handler: not now; hand the message out again after the delay, without counting an attempt."""
+    """Raised by a handler to receive the message again after a delay, without counting an attempt."""
 
     def __init__(self, delay_s: float, reason: str = "") -> None:
         self.delay_s = _checked_delay(delay_s)
@@ -345,26 +346,26 @@ class DataLost(PenstockError):
 
 
 class StreamMissing(PenstockError):
-    """A stream that a Spark query is to read does not exist."""
+    """A stream that a Spark query should read does not exist."""
 
 
 # --- tasks ----------------------------------------------------------------------------------------
 
 
 class Skip(PenstockError):
-    """Raised by the handler of a task: there is nothing to do; the task ends with a result of status `skip`."""
+    """Raised by the handler of a task to end it with a result of status `skip`."""
 
 
 class TaskTimeout(PenstockError):
-    """The handler of a task ran longer than its `timeout_s`; that is a failed run like any other."""
+    """The handler of a task exceeded its `timeout_s`; counts as a failed run."""
 
 
 class WorkerStopped(PenstockError):
-    """The worker was told to stop, and the grace period was over before the handler ended; the task is handed back."""
+    """The worker was asked to stop, and the grace period ended before the handler did; the task is returned."""
 
 
 # --- operators ------------------------------------------------------------------------------------
 
 
 class NotFound(PenstockError):
-    """What was asked for by its name does not exist: a stream, a group, an entry, a queue, a task, a service."""
+    """The stream, group, entry, queue, task or service with the given name does not exist."""

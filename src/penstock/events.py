@@ -11,7 +11,7 @@ logger = logging.getLogger("penstock.events")
 
 
 class EventName(StrEnum):
-    """Every event, with the fields it carries beside `stream` and `group`."""
+    """Every event, with its fields other than `stream` and `group`."""
 
     RECONNECTED = "reconnected"  # the reader has a new connection
     RECLAIMED = "reclaimed"  # count, ids
@@ -68,7 +68,7 @@ def tell(sink: EventSink, event: Event) -> None:
     try:
         sink(event)
     except Exception:
-        logger.exception("on_event failed for %s", event.name)
+        logger.exception("on_event raised an error for the event %s", event.name)
 
 
 class Emitter:

@@ -35,7 +35,7 @@ def _number(digits: str, stream_id: str) -> int:
         found = int(digits)
         if found <= _SEQ_MAX:
             return found
-    raise ConfigurationError(f"{stream_id[:60]!r} is no stream id: write it as 1794700800000-0")
+    raise ConfigurationError(f"{stream_id[:60]!r} is not a stream id: write it as 1794700800000-0")
 
 
 def is_id(text: str) -> bool:

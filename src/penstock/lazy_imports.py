@@ -42,6 +42,6 @@ def require(module: str, extra: str, who: str) -> ModuleType:
         return import_module(module)
     except ImportError as error:
         raise ConfigurationError(
-            f"{who} needs {module.partition('.')[0]}, which is not usable here ({error}): "
-            f"pip install 'penstock[{extra}]'"
+            f"{who} needs {module.partition('.')[0]}, which cannot be imported ({error}): pip install "
+            f"'penstock[{extra}]'"
         ) from error

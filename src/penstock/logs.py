@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 
 from penstock.errors import PenstockError, summary_of
 
 _MOST_BYTES = 65_536
+_REMINDER_S = 60.0
 _PARTS = (
-    "balancer", "dashboard", "dead_letters", "events", "ops", "queue", "redis", "results", "shutdown", "spark",
+    "balancer", "cli", "dashboard", "dead_letters", "events", "ops", "queue", "redis", "results", "shutdown", "spark",
     "streams", "tasks",
 )  # fmt: skip
 
@@ -48,3 +50,30 @@ def install() -> None:
     for half in ("penstock", "penstock.sync"):
         for part in _PARTS:
             logging.getLogger(f"{half}.{part}").addFilter(_WRITABLE)
+
+
+class OutageLog:
+    """Logs each error of an outage once a minute, and once that the outage is over.
+
+    Several activities of a consumer or worker fail and try again at the same time, many times a minute.
+    """
+
+    def __init__(self, logger: logging.Logger, name: str) -> None:
+        self._logger, self._name = logger, name
+        self._began_s = 0.0
+        self._logged_s: dict[str, float] = {}  # by the text of the error
+
+    def failed(self, error: PenstockError) -> None:
+        """Log an error that passes, unless it was logged within the last minute of this outage."""
+        text, now_s = str(error), time.monotonic()
+        if not self._logged_s:
+            self._began_s = now_s
+        if now_s - self._logged_s.get(text, float("-inf")) >= _REMINDER_S:
+            self._logged_s[text] = now_s
+            self._logger.warning("%s: %s; retrying", self._name, text)
+
+    def succeeded(self) -> None:
+        """Log that the outage is over, if there was one."""
+        if self._logged_s:
+            self._logged_s.clear()
+            self._logger.warning("%s: works again after %.1f s", self._name, time.monotonic() - self._began_s)

@@ -34,13 +34,13 @@ class StreamMessage(msgspec.Struct, kw_only=False, eq=True, gc=False):
 
     @property
     def timestamp(self) -> datetime:
-        """When the server added the entry, as its id tells."""
+        """When the server added the entry, according to its id."""
         return ids.moment(ids.parse(self.id)[0])
 
 
 @dataclass(frozen=True, slots=True)
 class PendingEntry:
-    """A message that was handed out and is not settled yet."""
+    """A message that was delivered and is not settled yet."""
 
     id: str
     consumer: str
@@ -51,7 +51,7 @@ class PendingEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """One consumer of a group as the server knows it."""
+    """One consumer of a group, as the server reports it."""
 
     name: str
     pending: int
@@ -60,7 +60,7 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a group is behind: entries not handed out yet, and the age of the oldest of them.
+    """How far a group is behind: the number of entries not delivered yet, and the age of the oldest.
 
     `is_exact` is false where counting to the end would keep the server busy: then `count` is an upper bound.
     """
@@ -98,7 +98,7 @@ class Health(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMetrics:
-    """Counters of one consumer since it was made; rates over the last 60 seconds."""
+    """Counters of one consumer since it was created; rates over the last 60 seconds."""
 
     total_read: int
     total_acked: int
@@ -119,7 +119,7 @@ class ConsumerMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ProducerMetrics:
-    """Counters of one producer since it was made; the rate over the last 60 seconds."""
+    """Counters of one producer since it was created; the rate over the last 60 seconds."""
 
     total_pushed: int
     tps: float

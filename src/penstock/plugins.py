@@ -39,10 +39,11 @@ class Plugins:
         targets = {point.value for point in entry_points(group=self.group) if point.name == name}
         targets |= {self._built_in[name]} if name in self._built_in else set()
         if not targets:
-            raise ConfigurationError(f"there is no {self.noun} {name!r}: {suggestion(name, self.names())}")
+            raise ConfigurationError(f"unknown {self.noun} {name!r}; {suggestion(name, self.names())}")
         if len(targets) > 1:
             raise ConfigurationError(
-                f"several packages offer a {self.noun} {name!r}: {', '.join(sorted(targets))}; uninstall all but one"
+                f"several packages provide the {self.noun} {name!r}: {', '.join(sorted(targets))}; uninstall "
+                "all but one"
             )
         target = targets.pop()
         try:
@@ -71,8 +72,8 @@ class Plugins:
             for secret in secrets:
                 text = text.replace(secret, "***")
             if settings is not None:
-                how = f"with the keys {sorted(options)} of its sub-table" if options else "from the settings"
-            reason = f"{self.noun} {name!r} cannot be made {how}: {cut(text)}"
+                how = f"with the keys {sorted(options)} of its table" if options else "from the settings"
+            reason = f"{self.noun} {name!r} cannot be created {how}: {cut(text)}"
             # The traceback of an error would show what the message masks.
             raise ConfigurationError(reason) from (error if settings is None else None)
 
@@ -81,7 +82,7 @@ def suggestion(name: str, known: list[str]) -> str:
     """Return the end of a message about an unknown name: what it may have meant, and what there is."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known are {', '.join(known)}"
+    return f"{hint}available: {', '.join(known)}"
 
 
 SERIALIZERS: Final = Plugins(

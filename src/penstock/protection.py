@@ -33,7 +33,7 @@ _LEAST_KEY, _AES_KEY = 32, 32
 
 
 class Protection:
-    """Keys for payloads; give the same ones to whoever publishes and to whoever consumes.
+    """Keys that sign or encrypt payloads; producers and consumers need the same ones.
 
     `keys` maps key ids to secrets of 32 bytes (signing takes longer ones too). New payloads use the key `current`, by
     default the last one; any of the keys opens a payload, so that keys are rotated by adding the new one everywhere,
@@ -55,27 +55,27 @@ class Protection:
             raise ConfigurationError("a Protection needs at least one key")
         self._current = next(reversed(self._keys)) if current is None else current
         if self._current not in self._keys:
-            raise ConfigurationError(f"current={current!r} is none of the key ids")
+            raise ConfigurationError(f"current={current!r} is not one of the key ids")
         key_id = self._current.encode()
         self._head = _MARK + bytes((_KINDS[mode], len(key_id))) + key_id
         self._ciphers = {key_id: _cipher(key) for key_id, key in self._keys.items()} if mode == "encrypt" else {}
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Read a TOML file: `mode`, a table `keys` of key ids and base64, and if need be `current`, `accept_plain`."""
+        """Read a TOML file: `mode`, a table `keys` of key ids and base64, optionally `current`, `accept_plain`."""
         try:
             said = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"the keys in {path} cannot be read: {error}") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigurationError(f"cannot read the keys in {path}: {error}") from None
         if unknown := said.keys() - {"mode", "keys", "current", "accept_plain"}:
             raise ConfigurationError(
-                f"{path}: unknown {', '.join(sorted(unknown))}; known: mode, keys, current, accept_plain"
+                f"{path}: unknown {', '.join(sorted(unknown))}; available: mode, keys, current, accept_plain"
             )
         keys = said.pop("keys", {})
         try:
             decoded = {key_id: base64.b64decode(key, validate=True) for key_id, key in keys.items()}
         except (AttributeError, TypeError, ValueError):
-            raise ConfigurationError(f"{path}: keys must be a table of key ids and keys in base64") from None
+            raise ConfigurationError(f"{path}: keys must be a table that maps key ids to keys in base64") from None
         return cls(said.pop("mode", None), decoded, **said)
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class Protection:
         return f"Protection({self.mode!r}, keys={list(self._keys)}, current={self._current!r})"
 
     def protect(self, raw: bytes, stream: str, message_id: str) -> bytes:
-        """Return the payload, protected for this place."""
+        """Return the payload, signed or encrypted for this stream and message id."""
         head, key_id = self._head, self._current
         covered = _covered(head, stream, message_id)
         if self.mode == "sign":
@@ -93,19 +93,20 @@ class Protection:
         return head + nonce + sealed
 
     def open(self, raw: bytes, stream: str, message_id: str) -> bytes:
-        """Return the payload of a message; raise NotAuthentic unless it was protected for this place."""
+        """Return the payload of a message; raise NotAuthentic unless it was protected for this stream and id."""
         if not is_protected(raw):
             if self.accept_plain:
                 return raw
-            raise NotAuthentic(f"the payload has no protection, and this reader wants it {_WANTED[self.mode]}")
+            raise NotAuthentic(f"the payload is not protected, and this reader requires it to be {_WANTED[self.mode]}")
         if raw[3] != _KINDS[self.mode]:
-            raise NotAuthentic(f"the payload is not {_WANTED[self.mode]}, as this reader wants it")
+            raise NotAuthentic(f"the payload is not {_WANTED[self.mode]}, as this reader requires")
         end = 5 + raw[4]
         head, rest = raw[:end], raw[end:]
         key_id = head[5:].decode(errors="backslashreplace")
         if key_id not in self._keys:
             raise NotAuthentic(
-                f"the payload is {_WANTED[self.mode]} with the key {key_id[:_MAX_KEY_ID]!r}, unknown here"
+                f"the payload is {_WANTED[self.mode]} with the key {key_id[:_MAX_KEY_ID]!r}, which this reader "
+                "does not have"
             )
         covered = _covered(head, stream, message_id)
         opened = (
@@ -113,8 +114,8 @@ class Protection:
         )
         if opened is None:
             raise NotAuthentic(
-                f"the payload was changed, or was {_WANTED[self.mode]} for another stream or message id, "
-                f"or with another key of the id {key_id!r}"
+                f"the payload was changed, or was {_WANTED[self.mode]} for another stream or message id, or "
+                f"with a different key under the id {key_id!r}"
             )
         return opened
 
@@ -160,12 +161,10 @@ def _checked(mode: Mode, key_id: object, key: object) -> bytes:
     if not isinstance(key, bytes):
         raise ConfigurationError(f"the key {key_id!r} must be bytes, not {type(key).__name__}")
     if mode == "encrypt" and len(key) != _AES_KEY:
-        raise ConfigurationError(
-            f"the key {key_id!r} has {len(key)} bytes, and AES-256 takes {_AES_KEY}: os.urandom(32)"
-        )
+        raise ConfigurationError(f"the key {key_id!r} has {len(key)} bytes; AES-256 needs {_AES_KEY}: os.urandom(32)")
     if len(key) < _LEAST_KEY:
         raise ConfigurationError(
-            f"the key {key_id!r} has {len(key)} bytes, at least {_LEAST_KEY} are needed: os.urandom(32)"
+            f"the key {key_id!r} has {len(key)} bytes; at least {_LEAST_KEY} are needed: os.urandom(32)"
         )
     return key
 

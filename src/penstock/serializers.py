@@ -12,7 +12,16 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from penstock.encode_errors import find_unencodable, type_name
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut, summary_of
+from penstock.errors import (
+    ConfigurationError,
+    ConfigurationTypeError,
+    DecodeError,
+    EncodeError,
+    PayloadTooLarge,
+    cut,
+    summary_of,
+)
+from penstock.number_checks import check_number
 from penstock.plugins import SERIALIZERS
 
 DEFAULT_MAX_BYTES = 1_048_576
@@ -30,8 +39,8 @@ class PayloadLimits:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for what is no limit."""
-        _positive("max_payload_bytes", self.max_payload_bytes)
-        _positive("max_payload_depth", self.max_payload_depth)
+        check_number("max_payload_bytes", self.max_payload_bytes)
+        check_number("max_payload_depth", self.max_payload_depth)
 
     def check_size(self, size: int, kind: type[Exception]) -> None:
         """Raise an error of that kind if there are too many bytes."""
@@ -50,8 +59,8 @@ class PayloadLimits:
         """Raise an error of that kind if plain data are nested too deeply."""
         if _is_deeper(data, self.max_payload_depth):
             raise kind(
-                f"the payload is nested deeper than max_payload_depth={self.max_payload_depth}: flatten it, or raise "
-                "max_payload_depth in the producers and the consumers"
+                f"the payload is nested deeper than max_payload_depth={self.max_payload_depth}: flatten it, or "
+                "raise max_payload_depth in producers and consumers"
             )
 
 
@@ -78,8 +87,9 @@ class _Bounded:
     _bytes_per_level = 1
 
     def __init__(self, max_bytes: int, max_depth: int) -> None:
-        self._max_bytes = _positive("max_bytes", max_bytes)
-        self._max_depth = _positive("max_depth", max_depth)
+        check_number("max_bytes", max_bytes)
+        check_number("max_depth", max_depth)
+        self._max_bytes, self._max_depth = max_bytes, max_depth
         self._harmless_bytes = min(max_bytes, max_depth * self._bytes_per_level)  # too few to be too deep
         self._dumps: Callable[[Any], bytes]
         self._loads: Callable[[bytes], Any]
@@ -117,9 +127,9 @@ class _Bounded:
         except _REFUSALS as refusal:
             why = (
                 find_unencodable(data, self._attempt, _REFUSALS)
-                or f"something in this {type_name(data)} is refused: {refusal}"
+                or f"a value in this {type_name(data)} is not supported: {refusal}"
             )
-            why = f"{cut(why, 500)}; convert it to a type that {self._form} has"
+            why = f"{cut(why, 500)}; convert it to a type that {self._form} supports"
             raise EncodeError(f"cannot encode the payload as {self._form}: {why}") from refusal
 
     def _decode_slowly(self, raw: bytes, error: Exception) -> Any:
@@ -154,12 +164,12 @@ class _Bounded:
     def _too_deep(self, kind: type[_Error]) -> _Error:
         return kind(
             f"the {self._form} payload is nested deeper than max_depth={self._max_depth}, or contains itself: "
-            "flatten it, or raise max_depth in the producers and the consumers"
+            "flatten it, or raise max_depth in producers and consumers"
         )
 
 
 class JsonSerializer(_Bounded):
-    """JSON in UTF-8, at msgspec's speed and with the meaning of Python's `json`.
+    """JSON in UTF-8, at msgspec's speed and with the semantics of Python's `json`.
 
     Besides what `json` takes it writes datetimes, UUIDs, Decimals, enums and bytes (base64) as strings,
     sets as arrays, dataclasses and Structs as objects; they come back as those plain types.
@@ -260,11 +270,12 @@ class PickleSerializer:
     def __init__(self, allow_pickle: bool = False, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         if allow_pickle is not True:
             raise ConfigurationError(
-                "PickleSerializer needs allow_pickle=True: decoding a pickle runs whatever code its author chose, so "
-                "anyone who can write to the stream takes over every consumer. Use JsonSerializer or "
-                "MsgpackSerializer unless you trust every producer and everybody who can reach the Redis server"
+                "PickleSerializer needs allow_pickle=True: decoding a pickle runs whatever code its author "
+                "chose, so anyone who can write to the stream controls every consumer. Use JsonSerializer or "
+                "MsgpackSerializer unless you trust every producer and everyone who can reach the Redis server"
             )
-        self._max_bytes = _positive("max_bytes", max_bytes)
+        check_number("max_bytes", max_bytes)
+        self._max_bytes = max_bytes
 
     def encode(self, data: Any) -> bytes:
         """Return the pickle of the payload."""
@@ -293,6 +304,16 @@ def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
     return serializer.decode, -1
 
 
+def checked_serializer(serializer: Serializer | None) -> Serializer:
+    """Return the serializer, by default that of JSON; raise ConfigurationError for a class or a name."""
+    given: object = JsonSerializer() if serializer is None else serializer
+    if isinstance(given, type) or not isinstance(given, Serializer):
+        raise ConfigurationTypeError(
+            f"serializer={given!r} must be an object with encode() and decode(): JsonSerializer()"
+        )
+    return given
+
+
 def load_serializer(name: str, **options: object) -> Serializer:
     """Return the serializer of that name: json, msgpack, pickle, or what an installed package offers.
 
@@ -303,7 +324,7 @@ def load_serializer(name: str, **options: object) -> Serializer:
     """
     serializer = SERIALIZERS.make(name, options)
     if not isinstance(serializer, Serializer):
-        raise ConfigurationError(f"serializer {name!r}, a {type_name(serializer)}, lacks encode() or decode()")
+        raise ConfigurationError(f"serializer {name!r} is a {type_name(serializer)} without encode() or decode()")
     return serializer
 
 
@@ -348,21 +369,15 @@ def _may_hold_nan(data: object) -> bool:
 
 def _refuse_nan(value: object) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"JSON has no {float(value)!r}; use None, a string or MsgpackSerializer")
-
-
-def _positive(name: str, value: int) -> int:
-    if type(value) is not int or value < 1:
-        raise ConfigurationError(f"{name}={value!r} must be a positive whole number")
-    return value
+        raise ValueError(f"JSON cannot represent {float(value)!r}; use None, a string or MsgpackSerializer")
 
 
 def _too_large(kind: type[_Error], size: int, name: str, most: int) -> _Error:
     return kind(
-        f"the payload has {size} bytes, {name}={most} are allowed: keep it elsewhere and send a reference, "
-        f"or raise {name} in the producers and the consumers"
+        f"the payload has {size} bytes, more than {name}={most}: store it elsewhere and send a reference, or "
+        f"raise {name} in producers and consumers"
     )
 
 
 def _bad_payload(form: str, reason: object, raw: bytes) -> DecodeError:
-    return DecodeError(f"the payload is not usable {form}: {cut(reason)} ({len(raw)} bytes, beginning {raw[:60]!r})")
+    return DecodeError(f"the payload is not valid {form}: {cut(reason)} ({len(raw)} bytes, starting with {raw[:60]!r})")

@@ -51,7 +51,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if not isinstance(value, Mapping | list | tuple | set | frozenset):
         return _scalar(value)
     if depth > _DEEPEST:
-        return "... (nested deeper than can be shown)"
+        return "... (nested too deeply to display)"
     if not isinstance(value, Mapping):
         return [plain(item, depth + 1) for item in value]
     found: dict[str, Any] = {}

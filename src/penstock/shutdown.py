@@ -97,7 +97,7 @@ class SignalWatch:
                 callback()
             except Exception:
                 # Raised from here it would strike whatever the main thread is doing, and keep it from the others.
-                logger.exception("a subscriber to %s failed", signal.Signals(number).name)
+                logger.exception("a subscriber to %s raised an error", signal.Signals(number).name)
 
     @classmethod
     def _end(cls, number: signal.Signals) -> None:

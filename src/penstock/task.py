@@ -14,7 +14,9 @@ import msgspec
 from penstock import ids
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut, text_of
 from penstock.keys import check_name
+from penstock.number_checks import check_seconds
 from penstock.serializers import PayloadLimits
+from penstock.type_checks import check_type
 
 _Value = TypeVar("_Value")
 _Name = TypeVar("_Name", bound=StrEnum)
@@ -34,7 +36,8 @@ def check_id(what: str, value: object) -> None:
     """Raise ConfigurationError unless the value can be a task id in every queue and back-end."""
     if not isinstance(value, str) or not _ID.fullmatch(value) or ".." in value:
         raise ConfigurationError(
-            f"{what}={value!r} must be 1 to 128 letters, digits, '_', '-' or single dots, and not begin with a sign"
+            f"{what}={value!r} must be 1 to 128 letters, digits, '_', '-' or single dots, and start with a "
+            "letter or digit"
         )
 
 
@@ -54,7 +57,7 @@ def _check_payload(payload: object) -> None:
         raise ConfigurationError(f"payload={cut(repr(payload))} must be a mapping, such as {{'order': 7}}")
     for name in payload:
         if type(name) is not str and not isinstance(name, str):
-            raise ConfigurationError(f"payload has the key {cut(repr(name))}: keys must be texts")
+            raise ConfigurationError(f"payload has the key {cut(repr(name))}: keys must be strings")
 
 
 class Status(StrEnum):
@@ -66,7 +69,7 @@ class Status(StrEnum):
 
 
 class Priority(StrEnum):
-    """Which tasks go first."""
+    """The priority of a task."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -77,7 +80,7 @@ PriorityName: TypeAlias = Literal["high", "normal", "low"]
 
 
 class Task(msgspec.Struct, kw_only=True, frozen=True):
-    """A piece of work of some kind; `requires` names the capabilities that a worker must have for it.
+    """A unit of work of some kind; `requires` names the capabilities that its worker must have.
 
     `attempts` counts the runs that have begun: 0 for a new task, 1 in its first run. Of tasks with the same `unique`
     text only one is open at a time. `key` is what limits per key go by. `then` are the tasks that follow when this one
@@ -121,12 +124,12 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
             check_name("unique", self.unique)
         if self.key is not None:
             check_name("key", self.key)
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ConfigurationError(f"timeout_s={self.timeout_s!r} must be a positive number of seconds")
+        if self.timeout_s is not None:
+            check_seconds("timeout_s", self.timeout_s)
         if self.schema_v > SCHEMA_VERSION:
             raise ConfigurationError(
-                f"task {self.id} has schema_v={self.schema_v}, this version understands up to {SCHEMA_VERSION}: "
-                f"update the worker"
+                f"task {self.id} has schema_v={self.schema_v}, but this version of Penstock supports up to "
+                f"{SCHEMA_VERSION}: update the worker"
             )
 
     def _check_then(self) -> None:
@@ -139,16 +142,18 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
     def _check_requires(self) -> None:
         given: object = self.requires
         if not isinstance(given, set | frozenset | list | tuple):
-            raise ConfigurationError(f"requires={given!r} must be a set of texts, such as {{'gpu'}}")
+            raise ConfigurationError(f"requires={given!r} must be a set of strings, such as {{'gpu'}}")
         for tag in given:
             if not isinstance(tag, str) or not _TAG.fullmatch(tag):
-                raise ConfigurationError(f"requires names {tag!r}: write 1 to 64 letters, digits, '_', '-' or '.'")
+                raise ConfigurationError(
+                    f"requires contains {tag!r}: a capability is 1 to 64 letters, digits, '_', '-' or '.'"
+                )
         if not isinstance(given, frozenset):
             msgspec.structs.force_setattr(self, "requires", frozenset(given))
 
 
 class Result(msgspec.Struct, kw_only=True, frozen=True):
-    """What became of a task."""
+    """The outcome of a task."""
 
     task_id: str
     kind: str
@@ -186,13 +191,14 @@ def encode(value: Task | Result) -> bytes:
 
 def encode_task(task: Task, limits: PayloadLimits, encoder: Callable[[Task], bytes] = encode) -> bytes:
     """Return a task as a queue carries it; raise EncodeError for one that no worker with these limits could read."""
+    check_type("task", task, Task, "Task(kind='invoice', payload={'order': 7})")
     raw = encoder(task)
     limits.check_size(len(raw), PayloadTooLarge)
     if limits.may_be_deep(raw):
         try:
             decode_task(raw, limits)
         except DecodeError as error:
-            raise EncodeError(f"no worker could read task {task.id}: {error}") from error
+            raise EncodeError(f"task {task.id} could not be decoded by a worker: {error}") from error
     return raw
 
 
@@ -207,7 +213,7 @@ class _Reader(Generic[_Value]):
         try:
             return self._json(raw) if raw[:1] == b"{" else self._msgpack(raw)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise DecodeError(f"these {len(raw)} bytes are no {self._what}: {error}") from error
+            raise DecodeError(f"these {len(raw)} bytes are not a valid {self._what}: {error}") from error
 
 
 _TASKS, _RESULTS = _Reader(Task), _Reader(Result)

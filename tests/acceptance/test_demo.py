@@ -108,7 +108,7 @@ def test_every_order_is_in_exactly_one_place_after_a_worker_was_killed(home, sta
     assert summary["recovery_s"] >= 1.0, "the lease of the dead worker must run out first"
     assert summary["handled_again"] > 0
     assert summary["runs"] == balance["acknowledged"] + summary["duplicates"]
-    assert f"{summary['killed']} was killed with {summary['held']} orders in its hands" in told
+    assert f"{summary['killed']} was killed while holding {summary['held']} orders" in told
     assert_nothing_is_left(home)
 
 
@@ -124,6 +124,7 @@ def test_without_a_terminal_it_tells_plain_lines_and_ends_with_a_table(home, sta
     assert_nothing_is_left(home)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("java")
 @pytest.mark.timeout(300)
 def test_spark_counts_the_same_orders(home, start):
@@ -142,7 +143,7 @@ def test_spark_counts_the_same_orders(home, start):
 @pytest.mark.timeout(300)
 def test_ctrl_c_ends_spark_as_well(home, start):
     demo = start("--spark")
-    wait_for("is up and reads the orders", demo)
+    wait_for("is running; reading the orders", demo)
     demo.send_signal(signal.SIGINT)
     _, told = demo.communicate(timeout=SPARK_DEADLINE_S)
     assert demo.returncode == 130
@@ -150,7 +151,7 @@ def test_ctrl_c_ends_spark_as_well(home, start):
     eventually(lambda: not processes_of(home) and not list(home.iterdir()), DEADLINE_S)
 
 
-@pytest.mark.parametrize("moment", ["is up", "started, one process each", "was killed"])
+@pytest.mark.parametrize("moment", ["is running", "started, one process each", "was killed"])
 def test_ctrl_c_leaves_no_process_and_no_file_behind(home, start, moment):
     demo = start()
     wait_for(moment, demo)
@@ -158,7 +159,7 @@ def test_ctrl_c_leaves_no_process_and_no_file_behind(home, start, moment):
     out, told = demo.communicate(timeout=DEADLINE_S)
     assert_nothing_is_left(home)
     assert demo.returncode == 130
-    assert "Stopped: server and workers are gone." in told
+    assert "Stopped; server and workers have ended." in told
     assert "Traceback" not in told
     assert out == ""
 
@@ -187,12 +188,13 @@ def test_a_worker_that_dies_by_itself_is_a_failure_and_is_named(home, start):
     os.kill(worker_pids(home)[0], signal.SIGKILL)
     out, told = demo.communicate(timeout=DEADLINE_S)
     assert demo.returncode == 1
-    assert re.search(r"penstock: worker-\d of the demo ended with code -9", told), told
+    assert re.search(r"penstock: demo worker worker-\d ended with code -9", told), told
     assert "Traceback" not in told
     assert out == ""
     assert_nothing_is_left(home)
 
 
+@pytest.mark.slow
 def test_no_color_is_honoured_on_a_terminal(home):
     environment = {**os.environ, "TMPDIR": str(home), "TERM": "xterm-256color", "NO_COLOR": "1"}
     shown = on_a_terminal(environment)
@@ -222,7 +224,7 @@ def on_a_terminal(environment: dict[str, str]) -> str:
 
 def test_a_demo_that_stays_says_how_to_look_and_leaves_nothing_behind(home, start):
     demo = start("--stay")
-    told = wait_for("Ctrl-C ends everything.", demo)
+    told = wait_for("Ctrl-C stops everything.", demo)
     url = re.search(r"export PENSTOCK_URL=(\S+)", told)[1]
     words = [sys.executable, "-m", "penstock", "stream", "info", "orders", "--json", "--url", url]
 

@@ -14,6 +14,7 @@ from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import MetricsRecorder
 from penstock.balancer.messages import LBSInfo
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
+from penstock.redis.retry import Repeat
 from tests.balancer.stage import (
     GROUP,
     LASTING,
@@ -215,6 +216,20 @@ async def test_7_a_malformed_entry_that_a_go_peer_choked_on_is_cleared_away(
         assert pending(raw) == {}
 
 
+async def test_7_no_script_hands_out_more_than_a_few_large_entries(client: StreamClient, raw: redis.Redis) -> None:
+    raw.xgroup_create(LBS, GROUP, "0", mkstream=True)
+    for number in range(30):
+        raw.xadd(LBS, {"junk": b"x" * (300_000 if number < 20 else 10)})
+    sizes = []
+    while not sizes or sizes[-1]:
+        args: list[str | int] = [GROUP, "me", 0, 0, 0, 1, 0, 100]
+        _, rows = await client.run("balancer/take", [LBS, "{svc-input}:peers"], args, Repeat.ONCE)
+        sizes.append(len(rows))
+    assert sum(sizes) == 30
+    assert max(sizes[:9]) <= 2
+    assert sizes[-2] == 10, "small ones come together"
+
+
 async def test_8_a_claimed_stream_is_kept_from_the_first_moment_on(client: StreamClient, raw: redis.Redis) -> None:
     dead = quick(client, "dead")
     async with following(dead) as (first,):
@@ -290,7 +305,7 @@ async def test_12_a_paused_owner_that_was_not_missed_goes_on_and_is_not_offered_
         raw.delete(f"session-1{SEP}{entry_id}")
         await eventually(lambda: locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id})
         await throughout(0.5, lambda: a.expired == a.disowned == [])
-        with pytest.raises(AlreadyClaimed, match="this very consumer"):
+        with pytest.raises(AlreadyClaimed, match="owned by this consumer"):
             await a.balancer.claim(LBSInfo("session-1", entry_id))
 
 
@@ -395,7 +410,7 @@ async def test_17_errors_tell_their_cause_and_numbers_tell_the_truth(client: Str
             await a.balancer.done_stream("session-1")
     await balancer.done()
     await balancer.done()
-    with pytest.raises(ConfigurationError, match="started once"):
+    with pytest.raises(ConfigurationError, match="already started"):
         await balancer.start()
     assert issubclass(OwnershipLost, StreamNotOwned)
 

@@ -392,7 +392,7 @@ def test_dead_letters_of_a_name_of_their_own_have_keys_beside_them(as_user: As, 
 
 @pytest.mark.parametrize("role", list(RoleName))
 def test_a_role_without_a_place_is_refused(role: RoleName) -> None:
-    with pytest.raises(ConfigurationError, match="say which keys"):
+    with pytest.raises(ConfigurationError, match="name the keys"):
         rights_of(role, Place())
 
 

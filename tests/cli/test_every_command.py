@@ -19,9 +19,17 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.spark.runtime.retry import Retries
-from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamProducer
-from penstock.sync.tasks import RedisTaskQueue, Task
+from penstock.errors import PenstockError
+from penstock.spark.runtime.link import Retries
+from penstock.sync import (
+    ConsumerConfig,
+    RedisMessageQueue,
+    StreamBalancer,
+    StreamClient,
+    StreamConsumer,
+    StreamProducer,
+)
+from penstock.sync.tasks import RedisTaskQueue, Result, Task
 from tests.helpers.commands import TREE as ROOT
 from tests.helpers.commands import call, run
 from tools.cli_reference import leaves
@@ -77,26 +85,26 @@ CASES: dict[str, Case] = {
     "task ls": Case(reads=True, unknown=("--queue", "nosuch"), bad=("--state", "eaten")),
     "task status": Case(("{task}",), ("nosuch",), (), reads=True),
     "task send": Case(("render",), bad=("render", "[1]")),
-    "task result": Case(None, ("nosuch",), ()),
-    "task wait": Case(None, ("nosuch", "--timeout", "1ms"), ("nosuch", "--timeout", "soon")),
+    "task result": Case(("finished",), ("nosuch",), (), reads=True),
+    "task wait": Case(("finished",), ("nosuch", "--timeout", "1ms"), ("nosuch", "--timeout", "soon"), reads=True),
     "task cancel": Case(("{task}",), ("nosuch",), ()),
     "schedule ls": Case(reads=True, unknown=("--queue", "nosuch")),
     "schedule pause": Case(("nightly",), ("nosuch",), ()),
     "schedule resume": Case(("nightly",), ("nosuch",), ()),
     "schedule run": Case(("nightly",), ("nosuch",), ()),
     "balance ls": Case(reads=True, unknown=("nosuch",)),
-    "balance release": Case(None, ("nosuch", "stream", "-y"), ("svc",)),
+    "balance release": Case(None, ("nosuch", "stream", "-y"), ("svc",), note="it needs an owner: below"),
     "worker": Case(("tests.cli.jobs:handlers", "--burst"), bad=("nosuch:handlers",)),
     "consume": Case(
         ("tests.cli.jobs:ship", "--stream", "orders", "--group", "shop", "--burst"),
         bad=("tests.cli.jobs:nosuch", "--stream", "orders", "--group", "shop"),
     ),
-    "workers": Case(reads=True, bad=("--state", "eaten")),
+    "workers": Case(reads=True, unknown=("--stream", "nosuch"), bad=("--state", "eaten")),
     "retention": Case(reads=True, unknown=("nosuch",)),
-    "health": Case(reads=True, bad=("--max-lag", "-1")),
+    "health": Case(reads=True, unknown=("--stream", "nosuch"), bad=("--max-lag", "-1")),
     "doctor": Case(reads=True),
     "acl": Case(("--role", "worker", "--stream", "orders"), bad=("--role", "emperor"), reads=True),
-    "top": Case(("--every", "10ms", "-n", "1"), bad=("--every", "soon"), reads=True),
+    "top": Case(("--every", "10ms", "-n", "1"), ("--stream", "nosuch"), ("--every", "soon"), reads=True),
     "exporter": Case(None, bad=("--port", "99999"), note="it runs until it is stopped: test_worker_command.py"),
     "dashboard": Case(None, bad=("--port", "99999"), waits=True, note="tests/dashboard"),
     "bench": Case(("--for", "20ms", "--messages", "300"), bad=("--messages", "0"), reads=True),
@@ -136,6 +144,8 @@ ALIASES = {
     "queue dlq purge": "dlq purge",
 }
 NOT_YET_EVERYWHERE = {"dashboard"}  # needs an extra
+# They run until they are stopped, have formats of their own, or print JSON alone.
+WITHOUT_JSON = {"worker", "consume", "dashboard", "exporter", "dlq export", "config schema", "pipeline schema"}
 TREE = {" ".join(path): command for path, command in leaves(ROOT)}
 NAMES = [name for name in CASES if name in TREE]
 
@@ -156,7 +166,7 @@ def test_options_are_spelled_alike_everywhere(name: str) -> None:
     assert shorts <= {"-v", "-q", "-y", "-c", "-p", "-o", "-n"}
     case = CASES.get(ALIASES.get(name, name), Case())
     assert ("url" in options) == (case.needs_server or (name.startswith("config") and name != "config schema"))
-    assert not case.reads or "as_json" in options
+    assert ("as_json" in options) == (name.replace("queue dlq", "dlq") not in WITHOUT_JSON)
     for option in options.values():
         assert not re.search(r"_(ms|s|seconds)$", option.name), "durations have their unit in the value"
     if "url" in options:
@@ -183,11 +193,22 @@ def names(redis_url: str, raw: redis.Redis, tmp_path: Path, monkeypatch: pytest.
         raw.xgroup_create("orders", "idle", "$")
         RedisMessageQueue("mails", client=client).publish({"to": "ada"})
     with RedisTaskQueue(redis_url) as queue:
+        queue.enqueue(Task(kind="render", id="finished"))
+        queue.pop()
+        queue.finish_many([Result(task_id="finished", kind="render", data={"pages": 3})])
         task_id = queue.enqueue(Task(kind="render"))
         queue.enqueue(Task(kind="render", id="cron.nightly.1"), delay=86_400)
     raw.lpush("old::pending", "a message")
     letter = raw.xrange("orders_dlq")[0][0].decode()
     return {"letter": letter, "task": task_id, "place": str(tmp_path / "nowhere")}
+
+
+_retries = Retries.__init__
+
+
+def _without_retries(self: Retries, _: float) -> None:
+    # The commands of Spark retry for a minute first: tests/spark/runtime/test_retry.py.
+    _retries(self, 0.0)
 
 
 def filled(words: Words, names: dict[str, str]) -> list[str]:
@@ -202,9 +223,7 @@ def test_without_a_server_it_ends_with_one_line(name: str, tmp_path: Path, monke
         words = ()
     if name == "archive run":
         words = ("--archive", "{place}", "--stream", "orders")
-    # The commands of Spark retry for a minute first: tests/spark/runtime/test_retry.py.
-    retries = Retries.__init__
-    monkeypatch.setattr(Retries, "__init__", lambda self, _: retries(self, 0.0))
+    monkeypatch.setattr(Retries, "__init__", _without_retries)
     monkeypatch.setenv("COLUMNS", "200")
     result = run(*name.split(), *filled(words, {"letter": "1-0", "task": "t", "place": str(tmp_path)}), "--url", DEAD)
     assert result.exit_code == 1, result.output
@@ -245,6 +264,20 @@ def test_in_a_pipe_lines_are_whole_and_plain(name: str, names: dict[str, str]) -
         assert all(isinstance(json.loads(line), dict) for line in result.stdout.splitlines())
 
 
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_a_released_stream_is_one_line_in_a_pipe(redis_url: str, names: dict[str, str], option: Words) -> None:
+    with StreamClient.from_url(redis_url) as client, (balancer := StreamBalancer(client, "svc", id="owner")) as notices:
+        balancer.add_stream("session-1")
+        assert next(notices).payload.data_stream_name == "session-1"
+        assert run("balance", "ls", "svc", "--json").exit_code == 0
+        result = run("balance", "release", "svc", "session-1", "--yes", *option)
+    assert result.exit_code == 0, result.output
+    [line] = result.stdout.splitlines()
+    assert "\x1b" not in line
+    assert "session-1" in line
+    assert not option or json.loads(line)["owner"].endswith("owner")
+
+
 def test_ids_and_names_are_whole_in_a_pipe(names: dict[str, str], raw: redis.Redis) -> None:
     long = "a-stream-with-a-very-long-name-" * 6
     raw.xadd(long, {"data": "x" * 500})
@@ -270,9 +303,24 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(names: dict[str, str]
 
 
 def test_quiet_and_verbose(names: dict[str, str]) -> None:
-    assert run("group", "ls", "mails").stderr == "there is no group\n"
+    assert run("group", "ls", "mails").stderr == "no consumer groups\n"
     assert run("group", "ls", "mails", "-q").stderr == ""
     assert run("group", "ls", "nosuch", "-q").stderr.startswith("penstock: ")
+    said = run("group", "ls", "mails", "-v").stderr.splitlines()
+    assert (len(said), said[1]) == (2, "no consumer groups")
+    assert said[0].endswith(f"the server is {os.environ['PENSTOCK_URL']} (--url or PENSTOCK_URL)")
+    said = run("group", "ls", "mails", "-v", "--url", DEAD.replace("//", "//ada:secret@")).stderr
+    assert "secret" not in said
+    assert "ada" in said
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    for words, completed in {"penstock dlq re": {"redrive"}, "penstock stream ls --js": {"--json"}}.items():
+        given = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock"], env={**os.environ, **given}, capture_output=True, text=True, check=True
+        )
+        assert set(done.stdout.split()) == completed
 
 
 def test_a_question_is_asked_before_something_is_destroyed(names: dict[str, str], raw: redis.Redis) -> None:
@@ -284,8 +332,6 @@ def test_a_question_is_asked_before_something_is_destroyed(names: dict[str, str]
 
 # --- fuzz -------------------------------------------------------------------------------------------
 
-LONG_RUNNING = {"worker", "consume", "exporter", "dashboard", "demo", "top", "stream tail", "bench"}
-_NEEDS_JAVA = {"archive run", "pipeline run", "pipeline validate", "pipeline preview", "reprocess", "report", "replay"}
 _WORDS = st.one_of(
     st.text(max_size=30),
     st.sampled_from(
@@ -296,23 +342,47 @@ _WORDS = st.one_of(
         ]
     ),
 )  # fmt: skip
+_PLACES = st.sampled_from(["", "nosuch", "no/such/folder", ".", "\x00", "\ud800", "a" * 5_000])
+_SPANS = st.sampled_from(["", "0s", "1ms", "soon", "-1", "nan", "1" * 400, "\u0661s"])
+_ADDRESSES = st.sampled_from(
+    [
+        DEAD, "", "nonsense", "http://127.0.0.1", "redis://127.0.0.1:99999", "redis://[", "redis://127.0.0.1:1/x", "unix://",
+        "unix:///nowhere", "redis://127.0.0.1:1?x=%", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/x", "\ud800",
+    ]
+)  # fmt: skip
+# What would write somewhere, wait for long, or reach servers that are not of these tests is drawn from a list.
+_OPTIONS = {
+    "url": _ADDRESSES, "output": _PLACES, "config": _PLACES, "archive": _PLACES, "source": _PLACES, "results": _PLACES,
+    "wait": _SPANS, "timeout": _SPANS, "over": _SPANS,
+}  # fmt: skip
+# Some run until they are stopped: those are called for a server that is away.
+_AWAY = {"exporter", "top", "bench", "archive run", "reprocess", "report", "replay"}
+_WITH = {"stream tail": ["--no-follow"], "task wait": ["--timeout", "1ms"], **{name: ["--url", DEAD] for name in _AWAY}}
+_FIRST = {
+    "worker": ["tests.cli.jobs:handlers", "--burst", "--url", DEAD],
+    "consume": ["tests.cli.jobs:ship", "--burst", "--url", DEAD],
+}
 
 
 @st.composite
 def calls(draw: st.DrawFn) -> list[str]:
-    name = draw(st.sampled_from([each for each in TREE if each not in LONG_RUNNING | _NEEDS_JAVA]))
+    name = draw(st.sampled_from(list(TREE)))
     words = name.split()
+    is_known = name in _FIRST and draw(st.booleans())
     for parameter in TREE[name].params:
         if parameter.param_type_name == "argument":
-            words += draw(st.lists(_WORDS, min_size=int(parameter.required), max_size=1 if parameter.nargs == 1 else 3))
-        elif (
-            parameter.name not in {"help", "url", "output", "config", "wait", "timeout", "over"}
-            and draw(st.integers(0, 3)) == 0
-        ):
+            if not is_known:
+                most = 1 if parameter.nargs == 1 else 3
+                words += draw(st.lists(_WORDS, min_size=int(parameter.required), max_size=most))
+        elif parameter.name != "help" and (parameter.required or draw(st.integers(0, 3)) == 0):
             words.append(draw(st.sampled_from([*parameter.opts, *parameter.secondary_opts])))
             if not parameter.is_flag:
-                words.append(draw(_WORDS))
-    return words
+                words.append(draw(_OPTIONS.get(parameter.name, _WORDS)))
+    return [*words, *(_FIRST[name] if is_known else _WITH.get(name, []))]
+
+
+def _not_here(*_: object, **__: object) -> None:
+    raise PenstockError("this starts processes")
 
 
 @settings(
@@ -322,7 +392,19 @@ def calls(draw: st.DrawFn) -> list[str]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(words=calls())
-def test_no_argument_leads_to_a_stack_trace(names: dict[str, str], words: list[str]) -> None:
+def test_no_argument_leads_to_a_stack_trace(
+    names: dict[str, str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Retries, "__init__", _without_retries)
+    monkeypatch.setattr("penstock.dashboard.server.DashboardServer.run", lambda _: None)
+    for starts in (
+        "penstock.cli.demo.command.play",
+        "penstock.cli.supervisor.supervise",
+        "penstock.spark.sessions.session",
+    ):
+        monkeypatch.setattr(starts, _not_here)
+    monkeypatch.setenv("VISUAL", "false")
     result = call(*words, text="n\n")
     assert result.exit_code in {0, 1, 2, 3}, (words, result.output)
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)

@@ -112,7 +112,7 @@ def test_what_is_nested_too_deep_is_cut() -> None:
     value: list[Any] = []
     for _ in range(5_000):
         value = [value]
-    assert "deeper" in to_json(value)
+    assert "too deeply" in to_json(value)
 
 
 def test_texts_are_shown_as_they_are_unless_a_terminal_would_carry_them_out() -> None:
@@ -178,7 +178,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def test_an_import_of_a_queue_that_nobody_knows_fails(penstock: Command, queue: RedisTaskQueue) -> None:
-    assert "there is no queue 'nosuch'" in penstock("queue", "import", "nosuch", code=3).stderr
+    assert "no queue 'nosuch'" in penstock("queue", "import", "nosuch", code=3).stderr
     queue.client.call("old", "LPUSH", "old::pending", "a message")
     penstock("queue", "import", "old")
     penstock("queue", "import", "old")

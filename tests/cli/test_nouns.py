@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +18,12 @@ import pytest
 import redis
 
 from penstock.cli.stream import lag_text, total_lag_text
+from penstock.cli.top import _table
 from penstock.dashboard.presentation import environment
 from penstock.model import Lag
 from penstock.ops.model import Totals
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage, StreamProducer
+from penstock.sync.ops import Inspector, Sampler
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
 from tests.faults.waiting import eventually
@@ -64,6 +67,7 @@ def test_messages_are_published_and_looked_at(penstock: Command, as_rows: Rows, 
     assert as_json("stream", "ls")["length"] == 3
     assert as_rows("stream", "ls", "--kind", "tasks") == []
     assert first in penstock("stream", "info", "orders").stdout
+    assert "KiB" in penstock("stream", "info", "orders").stdout
 
 
 def test_what_no_group_needs_is_trimmed(
@@ -84,6 +88,25 @@ def test_what_no_group_needs_is_trimmed(
     assert as_json("group", "lag", "orders")["count"] == 2
 
 
+def test_a_policy_bounds_what_is_trimmed(as_json: AsJson, client: StreamClient, raw: redis.Redis) -> None:
+    ids = StreamProducer(client, "orders").push_many([{"n": n} for n in range(100)])
+    raw.xgroup_create("orders", "shop", ids[59])
+    used = as_json("retention", "orders")
+
+    def goes(*words: str) -> int:
+        return int(as_json("stream", "trim", "orders", "--dry-run", *words)["entries"])
+
+    assert (used["finished"], goes()) == (60, 60)
+    assert (goes("--max-length", "70"), goes("--max-length", "70", "--max-age", "1h")) == (30, 30)
+    assert goes("--max-age", "1h") == 0
+    assert goes("--max-bytes", str(used["memory_bytes"] * 3 // 4)) == 25
+    assert goes("--archived-only") == 0
+    raw.xgroup_create("orders", "penstock-archive", ids[39])
+    assert goes("--archived-only") == 40
+    assert goes("--archived-only", "--max-length", "90") == 10
+    assert raw.xlen("orders") == 100
+
+
 def test_pending_messages_change_hands_by_the_beginning_of_their_ids(
     penstock: Command, as_rows: Rows, as_json: AsJson, raw: redis.Redis
 ) -> None:
@@ -102,7 +125,7 @@ def test_pending_messages_change_hands_by_the_beginning_of_their_ids(
 
 @pytest.mark.parametrize("words", [("dlq", "ls"), ("queue", "dlq", "list")])
 def test_dead_letters_of_all_kinds_are_in_one_list(
-    as_rows: Rows, client: StreamClient, dead_letter: Callable[..., Task], words: tuple[str, ...]
+    as_rows: Rows, client: StreamClient, raw: redis.Redis, dead_letter: Callable[..., Task], words: tuple[str, ...]
 ) -> None:
     give_up(client, "orders", 2)
     queue = RedisMessageQueue("mails", client=client, max_delivery_count=1)
@@ -110,12 +133,14 @@ def test_dead_letters_of_all_kinds_are_in_one_list(
     with pytest.raises(ValueError, match="bounced"), queue.process_message():
         raise ValueError("bounced")
     task = dead_letter(n=1)
+    raw.xadd("{svc-input}_dlq", {"lbs-input": '{"DataStreamName": "session"}', "dlq_reason": "fatal"})
     found = as_rows(*words)
-    assert {row["stream"] for row in found} == {"orders_dlq", "mails::dlq", "penstock.dead"}
+    assert {row["stream"] for row in found} == {"orders_dlq", "mails::dlq", "penstock.dead", "{svc-input}_dlq"}
+    assert [row["stream"] for row in as_rows(*words, "--queue", "svc")] == ["{svc-input}_dlq"]
     assert [row["payload"] for row in as_rows(*words, "--queue", "orders")] == [{"n": 0}, {"n": 1}]
     assert [row["task_id"] for row in as_rows(*words, "--queue", "penstock")] == [task.id]
     causes = as_rows(*words, "--causes")
-    assert [row["count"] for row in causes] == [2, 1, 1]
+    assert [row["count"] for row in causes] == [2, 1, 1, 1]
     assert len(as_rows(*words, "--cause", causes[0]["fingerprint"])) == 2
 
 
@@ -184,7 +209,7 @@ def test_no_verdict_leaves_a_stream_out(penstock: Command, as_json: AsJson, as_r
     pipeline.xgroup_create("stream-2004", "shop", "0")
     pipeline.execute()
     found = as_json("health", "--max-lag", "0", code=3)
-    assert (found["streams"], found["issues"]) == (2_005, ["stream-2004/shop: lag 1 is above 0"])
+    assert (found["streams"], found["issues"]) == (2_005, ["stream-2004/shop: lag 1 exceeds --max-lag 0"])
     assert [row["stream"] for row in as_rows("group", "ls")] == ["stream-2004"]
     assert [row["count"] for row in as_rows("group", "lag")] == [1]
     assert "stream stream-2004, group shop" in penstock("doctor", code=3).stdout
@@ -200,7 +225,20 @@ def test_a_lag_that_is_a_bound_is_written_as_an_upper_one_everywhere() -> None:
 def test_health_says_which_groups_it_did_not_look_at(as_json: AsJson, raw: redis.Redis) -> None:
     for n in range(70):
         raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
-    assert as_json("health", code=3)["issues"] == ["orders: 64 of 70 groups are looked at"]
+    assert as_json("health", code=3)["issues"] == ["orders: only 64 of 70 groups were examined"]
+
+
+def test_a_list_says_that_there_is_more_than_its_limit(penstock: Command, raw: redis.Redis) -> None:
+    for n in range(3):
+        raw.xadd("orders", {"data": "{}"})
+        raw.xadd(f"stream-{n}", {"data": "{}"})
+    raw.xgroup_create("orders", "shop", "0")
+    raw.xreadgroup("shop", "ada", {"orders": ">"})
+    for words in (("stream", "ls", "stream-*"), ("pending", "ls", "orders", "shop")):
+        assert penstock(*words, "--limit", "2").stderr == "more than 2 found: raise --limit to see all\n"
+        assert penstock(*words, "--limit", "3").stderr == ""
+    penstock("pending", "retry", "orders", "shop", "--yes")
+    assert penstock("pending", "retry", "orders", "shop", "--yes").stderr == ""
 
 
 def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> None:
@@ -210,7 +248,7 @@ def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> 
     assert as_json("health")["healthy"] is True
     found = as_json("health", "--max-lag", "4", code=3)
     assert (found["healthy"], found["lag"]) == (False, 5)
-    assert "orders/shop: lag 5 is above 4" in found["issues"]
+    assert "orders/shop: lag 5 exceeds --max-lag 4" in found["issues"]
     assert as_json("health", "--max-lag", "4", "--stream", "others*")["healthy"] is True
 
 
@@ -220,6 +258,14 @@ def test_top_prints_samples_with_rates(penstock: Command, as_rows: Rows, client:
     assert last["streams"]["orders"]["length"] == 1
     assert last["totals"]["streams"] == 1
     assert "orders" in penstock("top", "--every", "20ms").stdout
+
+
+def test_top_leaves_out_a_stream_that_is_gone_in_the_middle_of_a_sample(client: StreamClient) -> None:
+    StreamProducer(client, "orders", "shop").push({"n": 1})
+    sampler = Sampler(Inspector(client))
+    sampler.sample()
+    sampler._points.clear()  # what the next sample does before it has a new overview
+    assert _table(sampler, None).row_count == 0
 
 
 def test_top_on_a_terminal_draws_a_screen_until_ctrl_c(redis_url: str, client: StreamClient) -> None:
@@ -264,6 +310,21 @@ def test_the_lags_of_all_groups_have_rates_for_an_autoscaler(
     assert once[0]["in_per_s"] is None
     twice = as_rows("group", "lag", "--over", "20ms")
     assert [(row["in_per_s"], row["out_per_s"], row["drain_s"]) for row in twice] == [(0.0, 0.0, None)] * 2
+
+
+def test_the_groups_of_a_stream_are_sampled_together(
+    as_rows: Rows, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept, sleep = list[float](), time.sleep
+    monkeypatch.setattr("penstock.cli.group.time.sleep", lambda s: (slept.append(s), sleep(s)))
+    raw.xadd("orders[1]", {"data": "{}"})
+    for group in ("billing", "mailing", "shipping"):
+        raw.xgroup_create("orders[1]", group, "0")
+    found = as_rows("group", "lag", "orders[1]", "--over", "20ms")
+    assert [(row["group"], row["count"], row["in_per_s"]) for row in found] == [
+        ("billing", 1, 0.0), ("mailing", 1, 0.0), ("shipping", 1, 0.0),
+    ]  # fmt: skip
+    assert slept == [0.02]
 
 
 def test_bench_measures_and_leaves_nothing_behind(penstock: Command, as_rows: Rows, raw: redis.Redis) -> None:
@@ -324,8 +385,8 @@ def test_an_entry_is_found_by_the_beginning_of_its_id(penstock: Command, as_json
         raw.xadd("orders", {"data": "{}"}, id=entry_id)
     for given, meant in {"6": "600-0", "51-": "51-0", "512-1": "512-1", "512-12": "512-12", "60": "600-0"}.items():
         assert as_json("stream", "peek", "orders", given)["id"] == meant
-    assert "begins 3 ids" in penstock("stream", "peek", "orders", "51", code=2).stderr
-    assert "there is no entry" in penstock("stream", "peek", "orders", "7", code=3).stderr
+    assert "matches 3 ids" in penstock("stream", "peek", "orders", "51", code=2).stderr
+    assert "no entry of stream 'orders' matches '7'" in penstock("stream", "peek", "orders", "7", code=3).stderr
     penstock("stream", "peek", "orders", "noon", code=2)
 
 

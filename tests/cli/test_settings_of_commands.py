@@ -49,6 +49,7 @@ def test_the_option_is_above_the_variable_and_the_variable_above_the_settings(
             monkeypatch.setenv("PENSTOCK_URL", variable)
         for words in (["stream", "ls"], ["queue", "ls"], ["workers"]):
             assert run(*words, *given).exit_code == code
+    assert run("stream", "ls", "--url", "").exit_code == 2, "a variable that is not set means no other server"
     shown = run("config", "show", "--url", redis_url)
     [line] = [line for line in shown.stdout.splitlines() if "task_queue.url" in line]
     assert line.split()[-3:] == ["--url", "or", "PENSTOCK_URL"]
@@ -58,7 +59,7 @@ def test_a_queue_in_the_memory_of_one_process_is_refused_and_never_a_fallback(fo
     (folder / "penstock.toml").write_text('[task_queue]\nprovider = "stub"\n')
     shown = run("queue", "list")
     assert shown.exit_code == 2
-    assert "no other can reach: use 'redis'" in shown.stderr
+    assert "other processes cannot reach: set it to 'redis'" in shown.stderr
 
 
 def test_the_settings_are_checked_as_a_whole(redis_url: str, folder: Path) -> None:
@@ -68,7 +69,7 @@ def test_the_settings_are_checked_as_a_whole(redis_url: str, folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "missing"), [("", "needs a dsn"), ('dsn = "postgresql://db/a"', "penstock[postgres]")]
+    ("options", "missing"), [("", "needs dsn"), ('dsn = "postgresql://db/a"', "penstock[postgres]")]
 )
 def test_a_check_tells_what_a_back_end_lacks(
     folder: Path, monkeypatch: pytest.MonkeyPatch, options: str, missing: str

@@ -44,7 +44,7 @@ def test_a_task_is_waited_for_by_the_beginning_of_its_id(
     queue.push_result(Result(task_id="beta-1", kind="render", data={"pages": 3}))
     assert as_json("task", "wait", "beta")["data"] == {"pages": 3}
     assert as_json("task", "wait", "alpha-1", "--timeout", "1ms", code=3)["task_id"] == "alpha-1"
-    assert "begins 2 ids" in penstock("task", "wait", "alpha", code=2).stderr
+    assert "matches 2 ids" in penstock("task", "wait", "alpha", code=2).stderr
     assert as_json("task", "wait", "later", "--timeout", "1ms", code=3)["task_id"] == "later"
 
 
@@ -57,6 +57,8 @@ def test_a_task_is_due_at_a_time_or_some_time_from_now(
     due = [as_json("task", "status", each)["due_at_ms"] for each in (before, task_id, after)]
     assert due == sorted(due)
     penstock("task", "send", "render", "--at", "noon", code=2)
+    lines = dict(line.split(maxsplit=1) for line in penstock("task", "status", task_id).stdout.splitlines())
+    assert lines["due"].endswith(" UTC"), "for people it is a time"
 
 
 def test_a_task_that_failed_ends_with_code_1(penstock: Command, queue: RedisTaskQueue) -> None:
@@ -94,7 +96,7 @@ def test_a_task_is_found_by_the_beginning_of_its_id(
         queue.enqueue(Task(kind="render", id=task_id))
     assert as_json("task", "status", "xy")["id"] == "xyz"
     assert as_json("task", "status", "abcd-1")["state"] == "queued"
-    assert "begins 2 ids" in penstock("task", "status", "abcd", code=2).stderr
+    assert "matches 2 ids" in penstock("task", "status", "abcd", code=2).stderr
     assert "no task" in penstock("task", "status", "q", code=3).stderr
     assert as_json("task", "cancel", "xy") == {"id": "xyz", "outcome": "cancelled"}
     assert as_json("task", "cancel", "xyz", code=1)["outcome"] == "gone"

@@ -123,44 +123,46 @@ def check_quiet_end(process: Process, before: Sequence[str] = (), *, code: int =
     assert process.stderr is not None
     said = [*before, *process.stdout.read().splitlines()]
     assert (process.wait(PATIENCE_S), process.stderr.read()) == (code, ""), said
-    assert not [line for line in said if not (STARTED in line or ENDED in line or "changed: the workers" in line)]
+    assert not [
+        line for line in said if not (STARTED in line or ENDED in line or "changed; restarting the workers" in line)
+    ]
     return said
 
 
-def end_by_burst(start: Start, queue: RedisTaskQueue, folder: Path) -> None:
+def end_by_burst(start: Start, queue: RedisTaskQueue, folder: Path, processes: int) -> None:
     tasks = [send(queue, "say") for _ in range(20)]
-    said = check_quiet_end(start(*SAY, "--burst", cwd=folder))
-    assert sum(STARTED in line for line in said) == 4
+    said = check_quiet_end(start(*SAY, str(processes), "--burst", cwd=folder))
+    assert sum(STARTED in line for line in said) == processes
     assert all(result(queue, task) for task in tasks)
 
 
-def end_by_uptime(start: Start, queue: RedisTaskQueue, folder: Path) -> None:
-    supervisor = start(*SAY, "--max-uptime", "100ms", cwd=folder)
-    said = lines(supervisor, STARTED, 5)
+def end_by_uptime(start: Start, queue: RedisTaskQueue, folder: Path, processes: int) -> None:
+    supervisor = start(*SAY, str(processes), "--max-uptime", "100ms", cwd=folder)
+    said = lines(supervisor, STARTED, processes + 1)
     supervisor.send_signal(signal.SIGTERM)
     said = check_quiet_end(supervisor, said)
     assert sum("ended (uptime)" in line for line in said) >= 1
 
 
-def end_by_reload(start: Start, queue: RedisTaskQueue, folder: Path) -> None:
-    supervisor = start(*SAY, "--watch", cwd=folder)
+def end_by_reload(start: Start, queue: RedisTaskQueue, folder: Path, processes: int) -> None:
+    supervisor = start(*SAY, str(processes), "--watch", cwd=folder)
     assert result(queue, send(queue, "say")) == 1
     write_handler(folder, 2)
     eventually(lambda: result(queue, send(queue, "say")) == 2, "the new code runs", PATIENCE_S)
     supervisor.send_signal(signal.SIGTERM)
     said = check_quiet_end(supervisor)
-    assert sum("changed: the workers" in line for line in said) >= 1
+    assert sum("changed; restarting the workers" in line for line in said) >= 1
 
 
-def end_by_signal(number: signal.Signals, start: Start, queue: RedisTaskQueue, folder: Path) -> None:
-    supervisor = start(*SAY, cwd=folder)
-    said = lines(supervisor, STARTED, 4)
+def end_by_signal(number: signal.Signals, start: Start, queue: RedisTaskQueue, folder: Path, processes: int) -> None:
+    supervisor = start(*SAY, str(processes), cwd=folder)
+    said = lines(supervisor, STARTED, processes)
     os.killpg(supervisor.pid, number)  # as a terminal does for Ctrl-C
     said = check_quiet_end(supervisor, said)
-    assert sum("ended (stopped)" in line for line in said) == 4
+    assert sum("ended (stopped)" in line for line in said) == processes
 
 
-SAY = ("worker", "watched_jobs:handlers", "-p", "4")
+SAY = ("worker", "watched_jobs:handlers", "-p")
 WAYS = {
     "burst": end_by_burst,
     "uptime": end_by_uptime,
@@ -182,7 +184,7 @@ def test_supervised_processes_end_without_a_complaint(
     way: str, queue: RedisTaskQueue, start: Start, tmp_path: Path
 ) -> None:
     write_handler(tmp_path, 1)
-    WAYS[way](start, queue, tmp_path)
+    WAYS[way](start, queue, tmp_path, 2)
 
 
 @pytest.mark.slow
@@ -192,7 +194,7 @@ def test_supervised_processes_end_without_a_complaint_every_time(
     way: str, turn: int, queue: RedisTaskQueue, start: Start, tmp_path: Path
 ) -> None:
     write_handler(tmp_path, 1)
-    WAYS[way](start, queue, tmp_path)
+    WAYS[way](start, queue, tmp_path, 4)
 
 
 def test_a_signal_to_every_process_of_a_service_lets_handlers_end(

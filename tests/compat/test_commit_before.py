@@ -27,6 +27,7 @@ def _commit_before() -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("server_program")
 def test_what_either_of_two_commits_has_begun_the_other_finishes() -> None:
     command = [sys.executable, str(ROOT / "tools" / "side_by_side.py"), _commit_before()]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

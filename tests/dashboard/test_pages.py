@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 
 import pytest
 import redis
 
+from penstock.dashboard.live import Live
 from penstock.dashboard.pages import PAGES
+from penstock.ops import Inspector
 from penstock.sync import StreamClient
 from tests.dashboard.conftest import StartDashboard
 
@@ -88,7 +91,24 @@ def test_the_overview_counts_what_is_there(
     assert found["totals"]["dead_letters"] == raw.xlen("orders_dlq") + raw.xlen("jobs.dead")
     rows = {row["stream"]["name"]: row for row in found["rows"]}
     assert rows["orders"]["stream"]["dead_letters"] == raw.xlen("orders_dlq")
-    assert rows["invoices"]["state"] == {"text": "no consumers", "tone": "bad"}
+    why = "group mailer has 60 unread messages"
+    assert rows["invoices"]["state"] == {"text": "no consumers", "tone": "bad", "why": why}
+    assert found["rows"][0]["stream"]["name"] == "invoices", "what needs somebody comes first"
+
+
+def test_a_stream_is_opened_at_an_id_or_a_time(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
+    client, ids = start_dashboard(), [entry_id.decode() for entry_id, _ in raw.xrange("orders")]
+
+    def shown(**given: str) -> list[str]:
+        page = client.get("/stream.json", params={"name": "orders", "limit": "200", "order": "oldest", **given}).json()
+        return [entry["id"] for entry in page["page"]["items"]]
+
+    assert shown(**{"from": ids[100]}) == ids[100:]
+    assert shown(**{"from": ids[3], "to": ids[5]}) == ids[3:6]
+    assert shown(**{"from": "1h"}) == ids
+    assert shown(to="1h") == []
 
 
 def test_an_entry_is_shown_decoded_and_raw(
@@ -138,6 +158,20 @@ def test_the_feed_begins_with_the_history_and_goes_on_with_samples(
     assert names == ["history", "sample", "sample"]
     assert data[0][-1]["at"] < data[1]["at"] < data[2]["at"]
     assert data[2]["dead_letters"] > 0
+
+
+async def test_however_many_look_one_sampler_asks_the_server(redis_url: str) -> None:
+    async with Inspector.from_url(redis_url) as inspector:
+        live = Live(inspector, every_s=86_400.0)
+        await asyncio.gather(*(live.start() for _ in range(5)))
+        assert len(live.sampler.samples) == 1
+        feeds = [live.feed() for _ in range(5)]
+        histories = [await anext(feed) for feed in feeds]
+        assert len(set(histories)) == 1
+        assert histories[0].startswith("event: history")
+        for feed in feeds:
+            await feed.aclose()
+        await live.close()
 
 
 def test_a_server_that_is_away_is_said_on_the_page_and_ends_no_feed(start_dashboard: StartDashboard) -> None:

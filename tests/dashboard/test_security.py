@@ -192,7 +192,11 @@ def test_each_action_does_what_its_confirmation_says(
     for action, given in chosen.items():
         done = client.post(f"/actions/{action}", data=form_of(client, action, **given))
         assert done.status_code == 303, (action, done.text)
-    told = [json.loads(fields[b"data"])["text"] for _, fields in raw.xrange("penstock-audit")]
+    records = [json.loads(fields[b"data"]) for _, fields in raw.xrange("penstock-audit")]
+    assert [(each["event"], each["action"]) for each in records] == [
+        (event, action) for action in chosen for event in ("requested", "done")
+    ]
+    told = [each["text"] for each in records]
     assert "1 message of 1 claimed for other in group billing on orders." in told
     assert "1 message of 1 due now in group billing on orders." in told
     assert "1 message of 1 moved from orders to orders_dlq." in told
@@ -205,6 +209,14 @@ def test_each_action_does_what_its_confirmation_says(
 
 
 # --- what messages may hold -----------------------------------------------------------------------
+
+
+def test_a_payload_that_is_nested_without_end_is_refused(start_dashboard: StartDashboard, world: StreamClient) -> None:
+    client = start_dashboard(allow_actions=True)
+    letter = client.get("/dead-letters.json", params={"stream": "orders"}).json()["page"]["items"][0]["id"]
+    form = form_of(client, "redrive-edited", stream="orders", id=letter)
+    found = client.post("/actions/redrive-edited", data={**form, "value": "[" * 100_000})
+    assert (found.status_code, "The payload is not JSON" in found.text) == (400, True)
 
 
 def test_every_response_forbids_inline_scripts_framing_and_sniffing(start_dashboard: StartDashboard) -> None:

@@ -3,6 +3,7 @@
 * The blocks of one page share one namespace and run in their order. Those with a bare `await` share one event loop.
 * `redis://localhost:6379` and `port=6379` are replaced by the address of the server under test.
 * A consumer whose `run()` is called in a block is stopped as soon as its group has nothing left to do.
+* Blocks can be pasted into a Python shell (`python -m asyncio`).
 * A block marked `output` is what the Python block before it prints.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import codeop
 import contextlib
 import inspect
 import io
@@ -37,12 +39,39 @@ def test_every_block_says_what_it_is(page: Path) -> None:
     assert {block.language for block in blocks(page)} <= LANGUAGES
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "decisions"], ids=name)
+def test_the_code_can_be_pasted_into_a_shell(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python" and "class " not in block.text:  # its methods are apart, so it goes into a file
+            paste(block, page)
+
+
+def paste(block: Block, page: Path) -> None:
+    """Types a block into a Python shell: a blank line ends a compound statement, and nothing else may follow it."""
+    shell = codeop.CommandCompiler()
+    shell.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    typed: list[str] = []
+    for number, line in enumerate([*block.text.splitlines(), ""]):
+        typed.append(line)
+        place = "\n" * (block.line + number - len(typed))  # so that an error names the line of the page
+        if shell(place + "\n".join(typed), str(page), "single") is not None:
+            typed.clear()
+    assert not typed
+
+
 def needs_spark(page: Path) -> bool:
     """Tells whether code of the page needs a session, which the tests of Spark have."""
     return any("penstock.spark" in block.text for block in blocks(page) if block.language == "python")
 
 
-_WITH_CODE = [page for page in PAGES if "python" in {block.language for block in blocks(page)}]
+def is_of_files(page: Path) -> bool:
+    """Tells whether the code of the page is files, which are run in processes of their own."""
+    return all(block.file for block in blocks(page) if block.language == "python")
+
+
+_WITH_CODE = [
+    page for page in PAGES if "python" in {block.language for block in blocks(page)} and not is_of_files(page)
+]
 
 
 @pytest.mark.parametrize("page", [page for page in _WITH_CODE if not needs_spark(page)], ids=name)

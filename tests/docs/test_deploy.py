@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import typer.main
 import yaml
@@ -213,6 +214,24 @@ def test_every_container_runs_a_command_that_exists() -> None:
 
 
 VERSIONS = {"Deployment": "apps/v1", "Service": "v1", "ScaledObject": "keda.sh/v1alpha1"}
+
+
+# Of the strict schemas of kubernetes-json-schema (Apache 2.0), what these kinds refer to, without descriptions.
+SCHEMAS = Path(__file__).parent / "vendor/kubernetes-1.37.json"
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [each for each in manifests() if each["kind"] != "ScaledObject"],  # KEDA's kind is none of Kubernetes' own
+    ids=lambda each: f"{each['kind']} {each['metadata']['name']}",
+)
+def test_manifests_are_what_the_api_of_kubernetes_takes(manifest: dict[str, Any]) -> None:
+    schemas = json.loads(SCHEMAS.read_text())
+    kinds = {name.rpartition(".")[2]: name for name in schemas["$defs"]}
+    validator = jsonschema.Draft202012Validator({**schemas, "$ref": f"#/$defs/{kinds[manifest['kind']]}"})
+    assert [error.message for error in validator.iter_errors(manifest)] == []
+    manifest["spec"]["replicaz"] = 1
+    assert not validator.is_valid(manifest), "the schemas are strict"
 
 
 def test_manifests_have_what_kubernetes_requires() -> None:

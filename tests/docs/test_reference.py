@@ -111,7 +111,7 @@ def test_the_tree_of_errors_is_that_of_the_code() -> None:
 
 def test_every_event_that_is_sent_is_described() -> None:
     page = REFERENCE / "events.md"
-    described = {*table_column(page, "## Of consumers"), *table_column(page, "## Of producers")}
+    described = {*table_column(page, "## Consumers"), *table_column(page, "## Producers")}
     folders = [ROOT / "src" / "penstock" / folder for folder in ("streams", "delivery")]
     source = "".join(path.read_text() for folder in folders for path in folder.glob("*.py"))
     sent = {EventName[name].value for name in re.findall(r"EventName\.([A-Z_]+)", source)}
@@ -120,7 +120,7 @@ def test_every_event_that_is_sent_is_described() -> None:
 
 @pytest.mark.parametrize("part", ["queue", "task", "balancer"])
 def test_every_event_of_a_part_is_described(part: str) -> None:
-    described = table_column(REFERENCE / "events.md", f"## Of {part}s")
+    described = table_column(REFERENCE / "events.md", f"## {part.title()}s")
     package = ROOT / "src" / "penstock"
     files = [*(package / ("tasks" if part == "task" else part)).glob("*.py")]
     if part != "task":  # whose dead letters are written by the scripts that settle them

@@ -50,9 +50,9 @@ def allow(server: EmbeddedServer, user: str, listed: list[str]) -> None:
 
 def listed_rights() -> dict[str, list[str]]:
     section = (ROOT / "docs" / "reference" / "lua-scripts.md").read_text().partition("## Rights")[2]
-    of_producer, _, rest = section.partition("one of a consumer also")
-    of_consumer, _, rest = rest.partition("A user of the Spark sink")
-    of_queue = rest.partition("A user of a [queue]")[2].partition("the importer")[0]
+    of_producer, _, rest = section.partition("A consumer's user also needs")
+    of_consumer, _, rest = rest.partition("The Spark sink's user")
+    of_queue = rest.partition("A [queue]")[2].partition("The importer")[0]
     rights = [
         [f"+{word.lower().replace(' ', '|')}" for word in re.findall(r"`([A-Z ]+)`", part)]
         for part in (of_producer, of_consumer, of_queue)

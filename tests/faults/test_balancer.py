@@ -31,7 +31,8 @@ def test_a_burst_of_200_over_4_idle_processes_is_shared_out_evenly(
     add(raw, 200)
     eventually(lambda: sum(counts(raw, names)) == 200, "all streams have an owner")
     measured("streams of each", counts(raw, names))
-    assert all(45 <= count <= 55 for count in counts(raw, names)), counts(raw, names)
+    # One that the machine kept waiting is given its share by those that were faster.
+    eventually(lambda: all(45 <= count <= 55 for count in counts(raw, names)), "each has its share")
 
 
 def test_a_frozen_owner_is_disowned_when_it_comes_back_and_its_streams_stay_where_they_are(

@@ -112,6 +112,7 @@ def test_when_the_budget_is_used_up_the_caller_learns_which_messages_are_in_doub
         with pytest.raises(PublishUnknown) as failure:
             push_many(half, f"{fault_proxy.url}?socket_timeout=3", STREAM, bodies, max_batch=10, retry_budget_ms=500)
 
+    assert "Publish again only if duplicates are acceptable" in str(failure.value)
     stored = {row[0].decode(): row[1][b"message_id"].decode() for row in scene.raw.xrange(STREAM)}
     in_doubt = set(failure.value.message_ids)
     assert len(stored) == 20, "the first batch was confirmed, the second executed, the third never sent"
@@ -126,7 +127,7 @@ def test_a_message_in_doubt_can_be_published_again_under_its_key(
 ) -> None:
     scene.load_scripts()
     fault_proxy.drop_reply("EVALSHA", containing=PUBLISH, ending="black_hole")
-    with pytest.raises(PublishUnknown):
+    with pytest.raises(PublishUnknown, match="Publish again with the same dedup_key"):
         push(
             half,
             f"{fault_proxy.url}?socket_timeout=0.2",

@@ -14,7 +14,7 @@ class Mute(ValueError):
         raise SystemExit(4)
 
 
-TOLD = "Mute, which cannot be shown: SystemExit"
+TOLD = "Mute; formatting it raised SystemExit"
 """What is told of it."""
 FAILING = {
     f"from {__name__} import Mute\nraise Mute": f"Mute: {TOLD}",

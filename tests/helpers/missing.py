@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.spark.runtime.java import JavaMissing
-from penstock.spark.runtime.prerequisites import SparkMissing
+from penstock.spark.runtime.versions import SparkMissing
 from penstock.testing import ServerKind, ServerMissing
 from penstock.testing.servers import DEFAULT, FLOOR, NEWEST
 

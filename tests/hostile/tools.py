@@ -114,7 +114,7 @@ def pipeline_tasks(url: str, raw: redis.Redis, seed: int, count: int, kinds: Ite
 
     from penstock.spark.payload import PayloadFormat
     from penstock.spark.pipeline.dead_letters import DeadLetterWriter
-    from penstock.spark.pipeline.intake import Intake
+    from penstock.spark.pipeline.plan import Intake
     from penstock.spark.pipeline.spec import WHY_CORRUPT
     from penstock.spark.source.batch_reader import BatchReader
     from penstock.spark.source.options import SourceOptions

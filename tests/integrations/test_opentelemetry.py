@@ -19,11 +19,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock import ConsumerConfig, StreamMessage
+from penstock.cli.worker_metrics import ConsumerCollector
 from penstock.errors import FatalError, Snooze
 from penstock.events import Event, EventName
 from penstock.integrations.opentelemetry import Telemetry
 from penstock.sync import RedisMessageQueue, StreamBalancer, StreamClient, StreamConsumer, StreamProducer
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Task, Worker
+from tests.helpers.ageing import Ageing
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -185,3 +187,35 @@ async def test_an_async_handler_stays_one(collected: Collected) -> None:
     traced = collected.telemetry.traced(ship)
     assert await traced(StreamMessage("1-0", {}, stream="orders")) == "1-0"
     assert len(collected.spans("process orders")) == 1
+
+
+def test_counters_prometheus_logs_and_telemetry_tell_the_same_story(
+    client: StreamClient, collected: Collected, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ship(message: StreamMessage) -> None:
+        if message.data["order"] == 1:
+            raise FatalError("no address")
+        if message.data["order"] == 2:
+            raise ValueError("no paper")
+
+    StreamProducer(client, "orders").push_many([{"order": n} for n in range(4)])
+    raw.xgroup_create("orders", "shipping", "0")
+    raw.xreadgroup("shipping", "dead-worker", {"orders": ">"}, count=2)
+    Ageing(raw, "orders", "shipping").age()
+    config = ConsumerConfig(group="shipping", block_ms=10, retry_initial_delay_ms=60_000)
+    consumer = StreamConsumer(client, "orders", config, message_handler=ship, on_event=collected.telemetry.on_event)
+    consumer.run_once()
+    metrics = consumer.metrics()
+    events = collected.events()
+    counted = {
+        "reclaimed": metrics.total_reclaimed,
+        "retried": metrics.total_retried,
+        "dead_lettered": metrics.total_dlq,
+    }
+    assert counted == {"reclaimed": 2, "retried": 1, "dead_lettered": 1}
+    assert {name: events["orders", name] for name in counted} == counted
+    [family] = ConsumerCollector("orders", "shipping", consumer.metrics).collect()
+    served = {sample.labels["event"]: sample.value for sample in family.samples}
+    assert (served["reclaimed"], served["retried"], served["dead"], served["acked"]) == (2, 1, 1, metrics.total_acked)
+    logged = [record for record in caplog.records if getattr(record, "group", "") == "shipping"]
+    assert sorted(getattr(record, "attempt", 0) for record in logged if record.exc_info) == [1, 2]

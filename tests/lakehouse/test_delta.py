@@ -11,10 +11,10 @@ import redis
 from deltalake import DeltaTable
 
 from penstock.spark.pipeline import Delta, Handler, Parquet, Pipeline, Sql
-from penstock.spark.pipeline.batch_key import BatchKey
+from penstock.spark.pipeline.batches import writer_of
+from penstock.spark.pipeline.files import BatchKey
 from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.spark.pipeline.sinks.delta import DeltaSparkWriter, DeltaWriter
-from penstock.spark.pipeline.sinks.writers import writer_of
 from penstock.spark.pipeline.validation import PipelineInvalid
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
 from tests.spark.pipeline.test_crashes import crash_after, crash_after_each
@@ -102,8 +102,8 @@ def test_a_table_that_does_not_fit_is_told(
     with pytest.raises(PipelineInvalid) as caught:
         pipeline_of(Sql("SELECT n FROM input"), sinks=sinks).validate(spark)
     assert list(caught.value.problems) == [
-        f"sink 1 (delta): the table at {path} has other columns: 'n' is bigint here and string there",
-        f"sink 1 (delta): the table at {path} is partitioned by ['day'], not by partition_by",
+        f"sink 1 (delta): the table at {path} has different columns: 'n' is bigint in the rows and string in the table",
+        f"sink 1 (delta): the table at {path} is partitioned by ['day'], which differs from partition_by",
     ]
 
 

@@ -13,11 +13,10 @@ import redis
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.lake.iceberg_java import IcebergBranchLost, IcebergJavaTable
 from penstock.spark.pipeline import Handler, Iceberg, Parquet, Pipeline, Sql
-from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.files import Files
+from penstock.spark.pipeline.batches import writer_of
+from penstock.spark.pipeline.files import BatchKey, Files
 from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.spark.pipeline.sinks.iceberg import IcebergSparkWriter, IcebergWriter
-from penstock.spark.pipeline.sinks.writers import writer_of
 from penstock.spark.pipeline.validation import PipelineInvalid
 from tests.lakehouse.conftest import iceberg_settings
 from tests.spark.driver import Driver
@@ -77,7 +76,7 @@ def test_jars_are_found_by_themselves(spark: SparkSession, pipeline_of: Declare,
     assert kind(Iceberg("a.b", {"type": "rest"}, spark_catalog="other")) is IcebergWriter
     unknown = writer_of(Iceberg("a.b", spark_catalog="other"), pipeline, spark)
     (problem,) = unknown.problems(spark.range(1).schema)
-    assert problem.startswith("the session does not know Iceberg, or no catalogue 'other' of it")
+    assert problem.startswith("the Spark session has no Iceberg, or no catalogue 'other'")
 
 
 def test_a_crash_after_any_step_loses_no_row_and_doubles_none(
@@ -178,7 +177,7 @@ def test_a_branch_that_somebody_removes_ends_the_batch(spark: SparkSession, sink
             (branch,) = [name for name in branches(spark, table) if name != "main"]
             spark.sql(f"ALTER TABLE {name_of(table)} DROP BRANCH `{branch}`")
 
-    with pytest.raises(IcebergBranchLost, match="Stop one, and start the other again"):
+    with pytest.raises(IcebergBranchLost, match="Stop one of them and restart the other"):
         IcebergSparkWriter(table, spark).write(spark.range(3), BatchKey("q", 0), remove)
 
 
@@ -198,11 +197,11 @@ def test_a_table_that_does_not_fit_is_told(
         told[library] = list(caught.value.problems)
     assert told["spark"] == told["python"]
     assert told["spark"] == [
-        f"sink 1 (iceberg): table '{table.table}': column 'n' is long here and string there",
-        f"sink 1 (iceberg): table '{table.table}' has no column 'extra'; it has n, day, more",
-        f"sink 1 (iceberg): table '{table.table}' is partitioned by ['day'], not by partition_by",
+        f"sink 1 (iceberg): table '{table.table}': column 'n' is long in the rows and string in the table",
+        f"sink 1 (iceberg): table '{table.table}' has no column 'extra'; available: n, day, more",
+        f"sink 1 (iceberg): table '{table.table}' is partitioned by ['day'], which differs from partition_by",
     ]
-    with pytest.raises(PipelineInvalid, match="partition_by: there is no column 'day'; there are n"):
+    with pytest.raises(PipelineInvalid, match="partition_by: unknown column 'day'; available: n"):
         pipeline_of(Sql("SELECT n FROM input"), sinks=(sink(partition_by=("day",)),)).validate(spark)
 
 

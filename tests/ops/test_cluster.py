@@ -52,3 +52,4 @@ async def test_a_stream_without_a_hash_tag_is_found_by_the_doctor(cluster: Clust
         await StreamProducer(client, "orders").push(1)
         await ConsumerGroup(client, "orders", GROUP).ensure()
         assert "hash-tags" in {finding.check for finding in await Inspector(client).doctor()}
+        assert (await Inspector(client).servers.failover_ms() or 0) > 0

@@ -23,14 +23,28 @@ async def test_findings_name_the_fix_and_a_page_that_exists(
     raw.xadd("late", {"data": "x"}, id="1-0")
     read_as(raw, "someone", 1, "late", "first")
     raw.xgroup_create("late", "gone", "0")
+    for lane in ("kind=paint", "requires=gpu"):  # to which the workers that cannot do them have moved tasks
+        raw.xadd(f"jobs.tasks.normal:{lane}", {"data": "x"}, id="1-0")
+        raw.xgroup_create(f"jobs.tasks.normal:{lane}", "jobs", "0")
     found = await inspector.doctor()
     checks = {finding.check for finding in found}
-    assert {"persistence", "keyspace-events", "no-consumer", "pinned"} <= checks
+    assert {"persistence", "keyspace-events", "no-consumer", "unknown-kind"} <= checks
+    assert "pinned" not in checks, "of a group without consumers one finding is enough"
+    assert "1 tasks that require gpu wait, and no worker provides gpu" in {finding.what for finding in found}
     severities = [finding.severity for finding in found]
     assert severities == sorted(severities, key=[Severity.ERROR, Severity.WARNING, Severity.INFO].index)
     for finding in found:
         assert finding.fix
         assert (ROOT / "docs" / finding.link).is_file(), finding
+
+
+async def test_a_group_from_now_on_that_nobody_reads_through_is_found(inspector: Inspector, raw: redis.Redis) -> None:
+    raw.xadd("late", {"data": "x"}, id="1-0")
+    raw.xgroup_create("late", "forgotten", "$")
+    raw.xadd("late", {"data": "x"}, id="2-0")
+    [finding] = [each for each in await inspector.doctor() if each.check == "no-consumer"]
+    assert (finding.where, finding.severity) == ("stream late, group forgotten", Severity.INFO)
+    assert "penstock group delete late forgotten" in finding.fix
 
 
 async def test_an_eviction_policy_that_loses_streams_is_an_error(inspector: Inspector, raw: redis.Redis) -> None:

@@ -177,7 +177,7 @@ async def test_a_group_that_does_not_exist_is_not_found(inspector: Inspector, ra
     add(raw, 1)
     with pytest.raises(NotFound, match="has no group 'nobody'"):
         await inspector.groups.lag(STREAM, "nobody")
-    with pytest.raises(NotFound, match="there is no stream 'nothing'"):
+    with pytest.raises(NotFound, match="stream 'nothing' does not exist"):
         await inspector.groups.lag("nothing", GROUP)
 
 

@@ -9,7 +9,9 @@ import redis
 
 from penstock import StreamBalancer, StreamClient, StreamDisowned, StreamExpired
 from penstock.errors import NotFound
+from penstock.keys import BalancerKeys
 from penstock.ops import Inspector
+from penstock.redis.scripts import script
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -62,14 +64,28 @@ async def test_a_released_stream_is_lost_by_its_owner_and_goes_to_another_consum
             assert isinstance(notice, StreamDisowned)
             [stream] = (await inspector.services.streams("svc")).items
             assert stream.owner.endswith("second")
-    with pytest.raises(NotFound, match="nobody owns data stream 'session-9'"):
+    with pytest.raises(NotFound, match="data stream 'session-9' of service"):
         await inspector.services.release("svc", "session-9")
+
+
+async def test_a_heartbeat_right_after_the_release_takes_nothing_back(client: StreamClient, raw: redis.Redis) -> None:
+    first = StreamBalancer(client, "svc", id="first")
+    async with first as notices:
+        await first.add_stream("session-1")
+        [owned] = [(await anext(notices)).payload]
+        keys = BalancerKeys("svc")
+        with raw.pipeline(transaction=True) as both:  # within the millisecond in which the lock is still there
+            args = [keys.group, first.id, owned.id_in_lbs, "released", 86_400_000]
+            both.eval(script("ops/release").source, 2, keys.stream, owned.lock, *args)
+            beat = [keys.group, first.id, 2_000, 3_000, 1, 0, 10_000, 1, owned.id_in_lbs]
+            both.eval(script("balancer/beat").source, 3, keys.stream, keys.peers, owned.lock, *beat)
+            assert both.execute() == [1, [owned.id_in_lbs.encode()]]
 
 
 async def test_an_unknown_service_is_not_found(inspector: Inspector, raw: redis.Redis) -> None:
     raw.xadd("other-input", {"data": "x"})
     assert await inspector.services.all() == []
-    with pytest.raises(NotFound, match="no balanced service 'other'"):
+    with pytest.raises(NotFound, match="balanced service 'other' does not exist"):
         await inspector.services.info("other")
 
 

@@ -97,7 +97,7 @@ async def test_info_has_the_numbers_of_a_stream(client: StreamClient, inspector:
     assert info.memory_bytes
     assert info.lag is not None
     assert (info.lag.count, info.last_added_at is not None) == (2, True)
-    with pytest.raises(NotFound, match="there is no stream 'nothing'"):
+    with pytest.raises(NotFound, match="stream 'nothing' does not exist"):
         await inspector.streams.info("nothing")
 
 
@@ -153,7 +153,7 @@ async def test_entries_are_found_by_time(inspector: Inspector, raw: redis.Redis)
         STREAM, start=datetime.fromtimestamp(1_700_000_001, UTC), end=1_700_000_003_000, newest_first=False
     )
     assert [entry.payload.value for entry in page.items] == [1, 2, 3]
-    with pytest.raises(ConfigurationError, match="no stream id"):
+    with pytest.raises(ConfigurationError, match="not a stream id"):
         await inspector.streams.entries(STREAM, start="yesterday")
 
 

@@ -60,8 +60,16 @@ async def recorded(
     return expected, recorder.requests()
 
 
-@pytest.mark.parametrize("budget_s", [60.0, 0.0], ids=["budget", "no-budget"])
-@pytest.mark.parametrize("loses", ["reply", "request"])
+@pytest.mark.parametrize(
+    ("loses", "budget_s"),
+    [
+        pytest.param("reply", 60.0, id="reply-budget"),
+        pytest.param("request", 0.0, id="request-no-budget"),
+        # Each of their halves is one of those above.
+        pytest.param("reply", 0.0, id="reply-no-budget", marks=pytest.mark.slow),
+        pytest.param("request", 60.0, id="request-budget", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", STORIES)
 async def test_every_command_may_get_lost(
     name: str, loses: str, budget_s: float, audited: StreamClient, raw: redis.Redis, fault_proxy: FaultProxy

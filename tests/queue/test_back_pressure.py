@@ -25,7 +25,7 @@ async def test_a_full_queue_refuses_what_does_not_fit_and_says_what_to_do(
     )
     for n in range(3):
         assert await queue.publish(f"message {n}") is True
-    with pytest.raises(QueueFull, match=r"max_pending_length=3 .*add consumers.*'block' or 'drop_oldest'") as caught:
+    with pytest.raises(QueueFull, match=r"max_pending_length=3; add consumers.*'block' or 'drop_oldest'") as caught:
         await queue.publish("message 3")
     assert isinstance(caught.value, StreamFull)
     assert raw.xlen(NAME) == 3

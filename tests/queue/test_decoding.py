@@ -86,7 +86,7 @@ async def test_for_a_client_that_decodes_what_is_no_utf8_becomes_a_dead_letter_a
     [(_, record)] = raw.xrange(DEAD_LETTERS)
     assert (record[b"data"], record[b"dlq_reason"], record[b"dlq_id"]) == (NOT_UTF8, b"decode_error", entry_id)
     assert b"byte 3" in record[b"dlq_error_text"]
-    assert b"does not decode" in record[b"dlq_error_text"]
+    assert b"decode_responses=False" in record[b"dlq_error_text"]
 
 
 @pytest.mark.usefixtures("default_server")

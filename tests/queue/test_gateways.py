@@ -137,7 +137,7 @@ async def test_an_interrupt_of_the_queue_holds_over_any_gateway() -> None:
 async def test_what_looks_into_streams_says_that_it_cannot_look_elsewhere() -> None:
     queue = RedisMessageQueue(NAME, gateway=MemoryGateway(Broker()))
     for look in (queue.stats, queue.peek, queue.redrive_dead_letters):
-        with pytest.raises(ConfigurationTypeError, match="ask the broker behind MemoryGateway instead"):
+        with pytest.raises(ConfigurationTypeError, match="use the tools of the broker behind MemoryGateway"):
             await look()
     assert await queue.drain() is True
     await queue.close()
@@ -194,12 +194,12 @@ class Careless(MemoryGateway):
 @pytest.mark.parametrize(
     ("claim", "words"),
     [
-        ("hello", "returned a plain str: return ClaimedMessage"),
-        (b"hello", "returned a plain bytes: return ClaimedMessage"),
+        ("hello", "returned a plain str; it must return ClaimedMessage"),
+        (b"hello", "returned a plain bytes; it must return ClaimedMessage"),
         (ClaimedMessage("hello", ""), "without a lease_token"),
         (ClaimedMessage("hello", None), "without a lease_token"),  # type: ignore[arg-type]
         (ClaimedMessage("hello", 5), "lease_token must be a str, not int"),  # type: ignore[arg-type]
-        (ClaimedMessage(5, "token"), "returned a int: return ClaimedMessage"),  # type: ignore[arg-type]
+        (ClaimedMessage(5, "token"), "returned a int; it must return ClaimedMessage"),  # type: ignore[arg-type]
         (("hello", "token"), "tuple"),
         (42, "int"),
     ],
@@ -225,7 +225,7 @@ async def test_a_gateway_without_leases_may_give_plain_texts_and_bytes() -> None
         gateway = Careless(None, claim=found)
         assert await take(RedisMessageQueue(NAME, gateway=gateway)) == found
         assert gateway.settled == ["removed"]
-    with pytest.raises(GatewayContractError, match="returned a int: return ClaimedMessage, str or bytes"):
+    with pytest.raises(GatewayContractError, match="returned a int; it must return ClaimedMessage, str or bytes"):
         await take(RedisMessageQueue(NAME, gateway=Careless(None, claim=42)))
 
 
@@ -246,7 +246,7 @@ async def test_add_message_must_return_nothing(answer: Any) -> None:
 @pytest.mark.parametrize("answer", [None, 1, 0, "yes"], ids=repr)
 async def test_settling_must_say_true_or_false(answer: Any) -> None:
     queue = RedisMessageQueue(NAME, gateway=Careless(remove=answer))
-    with pytest.raises(GatewayContractError, match="must return True or False, not"):
+    with pytest.raises(GatewayContractError, match="must return True or False when a message is settled, not"):
         await take(queue)
 
 

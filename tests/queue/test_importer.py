@@ -263,7 +263,7 @@ async def test_a_redis_py_client_will_do(raw: redis.Redis, redis_url: str) -> No
 @pytest.mark.usefixtures("default_server")
 async def test_what_is_no_such_queue_is_refused_and_left_alone(client: StreamClient, raw: redis.Redis) -> None:
     raw.set(f"{QUEUE}::pending", "a string")
-    with pytest.raises(ConfigurationError, match="is a string and not a list"):
+    with pytest.raises(ConfigurationError, match="is a string, not a list"):
         await import_queue(client, QUEUE)
     raw.delete(f"{QUEUE}::pending")
     raw.lpush(f"{QUEUE}::pending", "one")

@@ -56,7 +56,10 @@ async def test_exactly_one_of_client_and_gateway(nowhere: StreamClient) -> None:
 async def test_a_gateway_must_be_one(nowhere: StreamClient) -> None:
     for wrong in (nowhere, "redis://", object()):
         refused(
-            nowhere, r"derive from AbstractRedisGateway, not \w+; a client .* goes into client=", True, gateway=wrong
+            nowhere,
+            r"subclass of AbstractRedisGateway, not \w+; pass a redis-py client as client=",
+            True,
+            gateway=wrong,
         )
 
 
@@ -70,7 +73,7 @@ async def test_what_belongs_to_the_gateway_is_passed_to_it(nowhere: StreamClient
         ("pending_overload_policy", "block", "pending_overload_policy"),
         ("interrupt", EventDrivenInterruptHandler(Flag()), "interrupt"),
     ):
-        words = f"{option} belongs to the gateway: pass {own} to it"
+        words = f"{option} is an option of the gateway: pass {own} to the gateway"
         refused(nowhere, words, False, gateway=gateway, **{option: value})
 
 
@@ -85,7 +88,7 @@ async def test_a_gateway_with_dead_letters_serves_one_queue(nowhere: StreamClien
     )
     RedisMessageQueue(NAME, gateway=gateway)
     RedisMessageQueue(NAME, gateway=gateway)
-    with pytest.raises(ValueError, match="dead letters of queue 'orders': make another gateway for queue 'other'"):
+    with pytest.raises(ValueError, match="dead letters of queue 'orders': create another gateway for queue 'other'"):
         RedisMessageQueue("other", gateway=gateway)
 
 
@@ -99,14 +102,14 @@ async def test_a_flag_is_true_or_false(nowhere: StreamClient, option: str, value
 
 
 async def test_a_key_function_needs_deduplication(nowhere: StreamClient) -> None:
-    words = "get_deduplication_key has no use with deduplication=False: leave one of the two out"
+    words = "get_deduplication_key has no effect with deduplication=False: remove one of them"
     refused(nowhere, words, False, deduplication=False, get_deduplication_key=str)
     RedisMessageQueue(NAME, client=nowhere, deduplication=False, get_deduplication_key=None)
 
 
 @pytest.mark.parametrize("value", ["id", 42, {"a": 1}, True])
 async def test_a_key_function_must_be_one(nowhere: StreamClient, value: Any) -> None:
-    refused(nowhere, "must be a function of the message, or None, not", True, get_deduplication_key=value)
+    refused(nowhere, "must be a function that takes a message, or None, not", True, get_deduplication_key=value)
 
 
 # --- logs -------------------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ async def test_the_limit_of_deliveries(nowhere: StreamClient) -> None:
 
 
 async def test_no_timeout_is_at_most_once_and_must_be_said_in_full(nowhere: StreamClient) -> None:
-    words = "hands every message out once .* say max_delivery_count=None too, or set a timeout"
+    words = "delivered once and never taken back; set a timeout, or max_delivery_count=None"
     refused(nowhere, words, False, visibility_timeout_seconds=None)
     refused(nowhere, words, False, visibility_timeout_seconds=None, max_delivery_count=3)
     queue = RedisMessageQueue(NAME, client=nowhere, visibility_timeout_seconds=None, max_delivery_count=None)
@@ -184,8 +187,14 @@ async def test_the_callback_of_the_heartbeat(nowhere: StreamClient) -> None:
     option, beats = "on_heartbeat_failure", {"heartbeat_interval_seconds": 30}
     refused(nowhere, f"{option} needs heartbeat_interval_seconds", False, **{option: print})
     for value in ("print", 42, [print]):
-        refused(nowhere, f"{option} must be a function without arguments, not", True, **beats, **{option: value})
-    refused(nowhere, "called without arguments: make them optional", True, **beats, **{option: lambda reason: reason})
+        refused(nowhere, f"{option} must be a function that takes no arguments, not", True, **beats, **{option: value})
+    refused(
+        nowhere,
+        "called without arguments: give its parameters defaults",
+        True,
+        **beats,
+        **{option: lambda reason: reason},
+    )
     for fine in (print, lambda reason="": reason, lambda *args: args, Flag().is_set):
         RedisMessageQueue(NAME, client=nowhere, **beats, **{option: fine})
 
@@ -226,8 +235,8 @@ async def test_back_pressure(nowhere: StreamClient) -> None:
 
 async def test_events_need_a_plain_function(nowhere: StreamClient) -> None:
     for value in ("print", 42):
-        refused(nowhere, "on_event must be a function of one event, not", True, on_event=value)
-        gateway_refused(nowhere, "on_event must be a function of one event, not", True, on_event=value)
+        refused(nowhere, "on_event must be a function that takes one event, not", True, on_event=value)
+        gateway_refused(nowhere, "on_event must be a function that takes one event, not", True, on_event=value)
 
 
 # --- the gateway ------------------------------------------------------------------------------------
@@ -272,9 +281,7 @@ async def test_a_limit_of_a_gateway_needs_leases_and_a_place_for_dead_letters(no
 
 async def test_a_gateway_needs_a_client(nowhere: StreamClient) -> None:
     for wrong in (None, "redis://localhost", object(), redis.asyncio.ConnectionPool):
-        gateway_refused(
-            nowhere, "redis_client must be a client of redis-py or a StreamClient", True, redis_client=wrong
-        )
+        gateway_refused(nowhere, "redis_client must be a redis-py client or a StreamClient", True, redis_client=wrong)
 
 
 async def test_the_defaults_are_those_of_redis_message_queue(nowhere: StreamClient) -> None:

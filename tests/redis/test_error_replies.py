@@ -38,7 +38,7 @@ def in_script(*command: str) -> Command:
     ("command", "error", "says"),
     [
         (("LPUSH", "text", "x"), errors.WrongType, "WRONGTYPE"),
-        (("XADD", "text", "*", "f", "v"), errors.WrongType, "choose another stream name"),
+        (("XADD", "text", "*", "f", "v"), errors.WrongType, "choose another name"),
         (in_script("LPUSH", "text", "x"), errors.WrongType, "WRONGTYPE"),
         (("XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", ">"), errors.GroupLost, "NOGROUP"),
         (("XPENDING", "s", "g"), errors.GroupLost, "does not exist"),

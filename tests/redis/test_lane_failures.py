@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import time
 from concurrent.futures import Future
@@ -58,6 +59,14 @@ def test_a_late_answer_is_never_taken_for_that_of_a_later_command(
     fault_proxy.let_replies_go()
     with pytest.raises(ConnectionFailed):
         half.do(connection.call, "ECHO", "next")
+
+
+def test_a_reply_that_nobody_asked_for_is_never_taken_for_that_of_a_later_command(half: Half, connection: Any) -> None:
+    with contextlib.suppress(ConnectionLost):
+        half.do(connection.call, "SUBSCRIBE", "one", "another")  # which the server answers twice
+    eventually(lambda: not connection.is_open)
+    with pytest.raises(ConnectionFailed):
+        half.do(connection.call, "PING")
 
 
 def test_a_timeout_of_its_own_counts_from_the_call_whatever_was_called_before(

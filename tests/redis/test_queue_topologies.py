@@ -101,7 +101,7 @@ def test_a_client_that_hides_its_servers_is_refused(half: Half) -> None:
     class HiddenSync:
         def execute_command(self) -> None: ...
 
-    with pytest.raises(ConfigurationTypeError, match="where its server is"):
+    with pytest.raises(ConfigurationTypeError, match="expose its server's address"):
         half.api.RedisMessageQueue(QUEUE, client=Hidden() if half.name == "async" else HiddenSync())
 
 
@@ -148,7 +148,7 @@ def test_a_slot_that_moves_is_not_noticed(half: Half, cluster: Cluster, budget_s
                 assert "MOVED" in repr(error) or "Redirect" in repr(error) or "moved" in str(error), repr(error)  # noqa: PT017
         return step(*args)
 
-    line.publish("a")
+    at_last(line.publish, "a")  # the map of a node may be that of the test before
     line.end(line.take()[0])
     for number in range(2):
         line.publish(f"held {number}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -55,6 +56,12 @@ def test_the_master_is_found(half: Half, group: SentinelGroup) -> None:
         assert half.do(client.call, "", "INFO", "replication").startswith(b"# Replication\r\nrole:master")
         assert not client.is_cluster
     assert half.do(clients[1].call, "", "CLIENT", "GETNAME") == b"me"
+
+
+def test_an_operator_sees_how_long_a_dead_master_stays(half: Half, group: SentinelGroup, redis_url: str) -> None:
+    ops = importlib.import_module(f"{half.api.__name__}.ops")
+    assert half.do(ops.Inspector(half.client(group.url)).servers.failover_ms) == 2_000
+    assert half.do(ops.Inspector(half.client(redis_url)).servers.failover_ms) is None
 
 
 def test_the_sentinels_are_not_asked_for_every_command(half: Half, group: SentinelGroup) -> None:
@@ -120,7 +127,7 @@ def test_sentinels_that_are_all_away_are_named(half: Half) -> None:
 
 def test_a_service_that_nobody_knows_is_told(half: Half, group: SentinelGroup) -> None:
     client = half.owned(half.api.StreamClient.from_sentinel(group.sentinels, "nobody"))
-    with pytest.raises(ConnectionFailed, match="is the name right"):
+    with pytest.raises(ConnectionFailed, match="the name is correct"):
         half.do(client.ping)
 
 

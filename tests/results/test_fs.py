@@ -128,6 +128,48 @@ async def test_torn_and_foreign_files_are_skipped_with_a_warning(
         assert name in caplog.text
 
 
+@pytest.mark.parametrize("what", ["link", "endless link", "pipe"])
+async def test_only_plain_files_are_read(backend: FSBackend, root: Path, tmp_path: Path, what: str) -> None:
+    await backend.save(result_of("good"))
+    path = root / "2025-06-01/resize-t1.msgpack"
+    if what == "pipe":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "elsewhere").write_bytes(encode(result_of(data="forged")))
+        path.symlink_to("/dev/zero" if what == "endless link" else tmp_path / "elsewhere")
+    claim(root, "t1", "2025-06-01/resize.msgpack")
+    assert await backend.get("t1") is None
+    assert [result.task_id async for result in backend.iter()] == ["good"]
+    assert await backend.save(result_of(data="real")) is True
+    assert await backend.get("t1") == result_of(data="real")
+
+
+@pytest.mark.parametrize("name", [".incoming", "2025-06-01", ".ids", ".ids/x{bucket}", ".ids/.lock"])
+async def test_nothing_is_written_or_deleted_behind_a_link(root: Path, tmp_path: Path, name: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("not yours")
+    os.utime(elsewhere / "precious", (0, 0))
+    place = root / name.replace("x{bucket}", claim_path(root, "t1").parent.name)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(elsewhere / "lock" if name == ".ids/.lock" else elsewhere)
+    async with FSBackend(root) as backend:
+        if name == ".ids/.lock":
+            claim(root, "t1", "2025-06-01/resize.msgpack")
+            (root / "2025-06-01").mkdir()
+            (root / "2025-06-01/resize-t1.msgpack").write_bytes(b"torn")
+        with pytest.raises(BackendRefused, match="symbolic link"):
+            await backend.save(result_of())
+    assert [path.name for path in elsewhere.iterdir()] == ["precious"]
+
+
+async def test_a_folder_among_what_was_left_behind_stops_nobody(root: Path) -> None:
+    (root / ".incoming" / "odd").mkdir(parents=True)
+    os.utime(root / ".incoming" / "odd", (0, 0))
+    async with FSBackend(root) as backend:
+        assert await backend.save(result_of()) is True
+
+
 async def test_a_torn_file_gives_way_to_the_first_valid_result(
     backend: FSBackend, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,7 +181,7 @@ async def test_a_torn_file_gives_way_to_the_first_valid_result(
     assert await backend.save(result_of(data="late")) is False
     assert await backend.get("t1") == result_of(data="again")
     assert [result.data async for result in backend.iter("resize")] == ["again"]
-    assert "held no valid result and is now" in caplog.text
+    assert "did not hold a valid result; renamed it to" in caplog.text
 
 
 async def test_a_result_that_cannot_be_read_is_not_taken_for_a_torn_one(
@@ -151,13 +193,13 @@ async def test_a_result_that_cannot_be_read_is_not_taken_for_a_torn_one(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", fail)
+        patch.setattr("penstock.results.fs_store._content", fail)
         with pytest.raises(BackendUnavailable, match="cannot save results"):
             await backend.save(result_of(data="late"))
         with pytest.raises(BackendUnavailable, match="cannot read results"):
             await backend.get("t1")
         assert [result.task_id async for result in backend.iter()] == []
-        assert "cannot be read, and is skipped" in caplog.text
+        assert "which cannot be read" in caplog.text
     assert shown(root) == ["2025-06-01/resize-t1.msgpack"]
     assert await backend.get("t1") == result_of(data="first")
 
@@ -213,7 +255,7 @@ async def test_a_claim_whose_writer_died_is_taken_over(backend: FSBackend, root:
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("2025-05-31/other.msgpack", "ids belong to one kind"), ("/etc/passwd", "was not written by Penstock")],
+    [("2025-05-31/other.msgpack", "an id belongs to one kind"), ("/etc/passwd", "was not written by Penstock")],
 )
 async def test_a_claim_that_does_not_fit_is_told(backend: FSBackend, root: Path, text: str, reason: str) -> None:
     claim(root, "t1", text)

@@ -151,7 +151,7 @@ async def test_a_row_that_holds_no_result_is_skipped(
     postgres.execute("UPDATE penstock_results SET result = '\\x00' WHERE task_id = 'bad'")
     assert [result.task_id async for result in backend.iter()] == ["good"]
     assert await backend.get("bad") is None
-    assert "the row of task bad holds no valid result" in caplog.text
+    assert "skipped the row of task bad, which does not hold a valid result" in caplog.text
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ async def test_a_server_that_says_nothing_is_given_up(postgres: PostgresServer) 
         async with PostgresBackend(postgres.dsn_through(proxy.port), timeout_s=3) as backend:
             assert await backend.save(result_of("before"))
             proxy.black_hole()
-            with pytest.raises(BackendUnavailable, match="no answer for 3 s"):
+            with pytest.raises(BackendUnavailable, match="no answer within 3 s"):
                 await backend.save(result_of())
             proxy.heal()
             assert await backend.save(result_of()) is True

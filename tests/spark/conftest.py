@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.runtime.fast_start import make_class_archive
 from penstock.spark.runtime.java import ensure_java
-from penstock.spark.runtime.prerequisites import require_pyspark
+from penstock.spark.runtime.versions import require_pyspark
 from penstock.spark.sessions import session
 from tests.conftest import ServerPark, with_user
 from tests.helpers.missing import usual_server

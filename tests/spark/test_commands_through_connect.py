@@ -51,13 +51,13 @@ def test_a_handler_runs_again_over_an_archive_and_over_dead_letters(
     done = penstock(*words, "--archive", tmp_path / "cold", "--where", "ms % 2 = 0")
     assert done.returncode == 0, done.stderr
     assert "15 messages" in done.stderr
-    assert "done 15, failed 0; 0 of them had a result before" in done.stdout
+    assert "done 15, failed 0; 0 of them already had a result" in done.stdout
     for n in range(30, 34):
         told = {"dlq_reason": "fatal", "dlq_source": "orders", "dlq_id": f"{START_MS + n}-0"}
         stream_redis.xadd("orders_dlq", {"data": json.dumps({"n": n, "place": str(tmp_path)}), **told})
     done = penstock(*words, "--dead-letters", "--purge")
     assert done.returncode == 0, done.stderr
-    assert "done 4, failed 0; 0 of them had a result before\npurged 4 dead letters" in done.stdout
+    assert "done 4, failed 0; 0 of them already had a result\npurged 4 dead letters" in done.stdout
     with FSBackend(tmp_path / "results") as backend:
         assert sorted(result.data["twice"] for result in backend.iter()) == [*range(0, 60, 4), 60, 62, 64, 66]
 
@@ -73,7 +73,7 @@ def test_a_report_is_made_and_an_archive_refused(penstock: Penstock, stream_redi
     assert Page(out.read_text()).tiles["Messages"] == "7"
     refused = penstock("archive", "run", "--archive", tmp_path / "cold", "--stream", "orders", "--once")
     assert refused.returncode == 2
-    assert "this command does not run through Spark Connect" in refused.stderr
+    assert "this command does not support Spark Connect" in refused.stderr
     assert not (tmp_path / "cold").exists()
 
 

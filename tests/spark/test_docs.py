@@ -24,6 +24,7 @@ _MARKED = [
 ]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("page", _MARKED, ids=name)
 def test_the_code_of_the_page_runs(page: Path, spark: SparkSession, stream_server: EmbeddedServer) -> None:
     check_page(page, stream_server)

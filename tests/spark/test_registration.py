@@ -12,9 +12,9 @@ import pytest
 
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark import register, registration
-from penstock.spark.registration import PackagesMissing
+from penstock.spark import register, sessions
 from penstock.spark.runtime import code_shipping
+from penstock.spark.sessions import PackagesMissing
 from tests.spark.bare_python import bare_python
 from tests.spark.clusters import ConnectServer, Standalone
 from tests.spark.driver import Driver
@@ -101,13 +101,15 @@ def test_executors_that_lack_the_packages_are_named(
     start_driver: Callable[..., Driver], standalone: Standalone, tmp_path: Path
 ) -> None:
     script = (
-        "import json, sys\nfrom penstock.spark import session\nfrom penstock.spark.registration import PackagesMissing\n"
+        "import json, sys\nfrom penstock.spark import session\nfrom penstock.spark.sessions import PackagesMissing\n"
         "try: session(master=sys.argv[1], short=True, conf=json.loads(sys.argv[2]))\n"
         "except PackagesMissing as error: print(error)"
     )
     env = {"PYSPARK_PYTHON": str(bare_python(tmp_path, has_packages=False))}
     driver = start_driver(script, standalone.url, json.dumps(dict(standalone.conf)), env=env)
-    assert "install penstock[spark] there" in driver.wait_for_line("lacks redis, hiredis, msgspec, pyarrow: (.*)")[1]
+    assert (
+        "install penstock[spark] there" in driver.wait_for_line("is missing redis, hiredis, msgspec, pyarrow: (.*)")[1]
+    )
     driver.end()
 
 
@@ -116,8 +118,8 @@ def test_a_python_that_executors_do_not_have_is_named() -> None:
         'Lost task 0.3: java.io.IOException: Cannot run program "/x/python": error=2, No such file or directory\n\tat'
     )
     with pytest.raises(PackagesMissing, match=r"Python /x/python \(error=2, No such file or directory\): set PYSPARK_"):
-        registration._tell_missing_python(told)
-    registration._tell_missing_python("Job aborted")
+        sessions._tell_missing_python(told)
+    sessions._tell_missing_python("Job aborted")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark import session
-from penstock.spark.runtime.prerequisites import SparkMissing, require_pyspark
+from penstock.spark.runtime.versions import SparkMissing, require_pyspark
 from tests.spark.driver import Driver
 
 if TYPE_CHECKING:

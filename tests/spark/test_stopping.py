@@ -154,11 +154,11 @@ def test_a_replay_ends_after_what_it_is_writing_and_goes_on_when_it_is_started_a
     done = stream_redis.xlen("again")
     assert 5 <= done < 60
     assert lines[-2:] == [
-        "replay: stopped; started again, it continues",
-        f"{done} messages written, 0 were there already",
+        "replay: stopped; run the same command again to continue",
+        f"wrote {done} messages; 0 were already there",
     ]
     with started(tmp_path, "replay", *words) as process:
-        assert process.end()[-1] == f"{60 - done} messages written, {done} were there already"
+        assert process.end()[-1] == f"wrote {60 - done} messages; {done} were already there"
     assert stream_redis.xlen("again") == 60
 
 
@@ -186,7 +186,9 @@ def test_a_reprocessing_keeps_the_results_that_it_has(java: Path, tmp_path: Path
         with (tmp_path / "gate").open("w"):
             pass  # the handler goes on
         lines = process.end()
-    assert lines[-1] == "reprocess: stopped; started again, it continues with the messages that have no result"
+    assert (
+        lines[-1] == "reprocess: stopped; run the same command again to continue with the messages that have no result"
+    )
     assert not [line for line in lines if "py4j" in line or "SparkException" in line or "KeyboardInterrupt" in line]
     (tmp_path / "gate").unlink()
     with started(tmp_path, "reprocess", *words) as process:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.spark.payload.model import from_model
+from penstock.spark.payload.schemas import from_model
 from penstock.spark.pipeline.steps import imported
 from penstock.spark.runtime.errors import is_server_gone, one_line
 from tests.helpers.failing_modules import FAILING, TOLD, Mute, write_module

@@ -8,6 +8,7 @@ import redis
 from penstock import ConsumerGroup, StreamClient, StreamProducer
 from penstock.delivery.group_commands import GroupCommands, Parking
 from penstock.redis.retry import Repeat
+from tests.helpers.aio import outcomes, start
 from tests.helpers.commandstats import calls
 from tests.streams.stage import GROUP, STREAM, pending_ids, read_as
 
@@ -192,3 +193,18 @@ async def test_no_script_hands_out_more_than_a_few_large_entries_again(client: S
         assert len(claims) <= FEW
         assert (wait_ms is None) == (len(due) == 20), "until all are handed out, the next one is due"
     assert due == held
+
+
+async def test_no_script_writes_more_than_a_few_large_messages(client: StreamClient, raw: redis.Redis) -> None:
+    producer = StreamProducer(client, STREAM)
+    await producer.push("the script is loaded")
+    before = scripts(raw)
+    ids = await producer.push_many(["x" * 300_000] * 20 + ["small"] * 20)
+    assert scripts(raw) - before >= 20 / FEW
+    assert len(set(await outcomes([start(producer.push, "x" * 300_000) for _ in range(20)]))) == 20
+    assert scripts(raw) - before >= 40 / FEW
+    assert [entry_id.decode() for entry_id, _ in raw.xrange(STREAM)][1:41] == ids, "in their order"
+    assert raw.xlen(STREAM) == 61
+    before = scripts(raw)
+    await producer.push_many(["small"] * 200)
+    assert scripts(raw) - before == 1

@@ -214,6 +214,7 @@ async def test_what_a_lost_reply_left_with_the_consumer_goes_back_too(
 @pytest.mark.usefixtures("default_server")
 async def test_a_hung_plain_function_keeps_neither_run_nor_the_process_from_ending(client: StreamClient) -> None:
     await publish(client, [1])
+    before = set(threading.enumerate())
     began, go_on = threading.Event(), threading.Event()
 
     def hung(message: StreamMessage) -> None:
@@ -226,7 +227,7 @@ async def test_a_hung_plain_function_keeps_neither_run_nor_the_process_from_endi
     await eventually(began.is_set)
     consumer.stop()
     await join(run)
-    left = [thread for thread in threading.enumerate() if "penstock" in thread.name]
+    left = [thread for thread in set(threading.enumerate()) - before if "penstock" in thread.name]
     go_on.set()
     assert left
     assert all(thread.daemon for thread in left)  # the interpreter waits for all others

@@ -71,4 +71,4 @@ def test_a_dead_letter_is_written_though_its_size_may_not_be_asked_for(
         with running(consumer):
             eventually(lambda: consumer.metrics().total_dlq_trimmed == 1)
     assert raw.xlen(DEAD_LETTERS) == 2, "the other limits hold"
-    assert "max_bytes could not be applied" in caplog.text
+    assert "cannot apply max_bytes" in caplog.text

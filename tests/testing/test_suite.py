@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -42,8 +43,8 @@ def test_in_continuous_integration_what_is_missing_fails(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_three_rotations_in_a_row_run_everything_and_slow_tests_once() -> None:
-    turns = [collected("--rotation", str(number)) for number in (7, 8, 9)]
+def test_six_rotations_in_a_row_run_everything_and_slow_tests_once() -> None:
+    turns = [collected("--rotation", str(number)) for number in range(7, 13)]
     slow = {name.partition("[")[0] for name in collected("-m", "slow")}
     run = [name for turn in turns for name in turn]
     assert set(run) >= {name for name in collected("--matrix", "all") if name.partition("[")[0] not in slow}
@@ -86,3 +87,10 @@ def test_whatever_is_in_quarantine_is_a_test_and_has_a_reason() -> None:
         path, _, function = name.partition("::")
         assert f"def {function.rpartition('::')[2]}(" in (QUARANTINE.parent.parent / path).read_text(), name
         assert reason.strip(), name
+
+
+def test_the_files_that_stand_in_for_others_exist() -> None:
+    tests = QUARANTINE.parent
+    named = re.findall(r"`([a-z0-9_/]+\.py)`", (tests / "README.md").read_text())
+    assert named
+    assert [name for name in named if not ((tests.parent / name).exists() or any(tests.rglob(name)))] == []

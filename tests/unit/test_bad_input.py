@@ -7,8 +7,13 @@ import math
 from typing import Any
 
 import pytest
+import redis.asyncio
 
 import penstock
+import penstock.ops
+import penstock.sync.ops
+import penstock.sync.tasks
+import penstock.tasks
 from penstock import (
     ConsumerConfig,
     ConsumerGroup,
@@ -31,15 +36,15 @@ HALVES = [penstock, sync]
 half = pytest.mark.parametrize("half", HALVES, ids=["async", "sync"])
 
 BAD_NAMES = [
-    ("", "must not be empty or blank: give it a name such as 'orders'"),
+    ("", "must not be empty or blank: use a name such as 'orders'"),
     ("   ", "must not be empty or blank"),
     ("\t\n", "must not be empty or blank"),
-    ("x" * 513, "has 513 bytes, at most 512 are allowed"),
-    ("ü" * 257, "has 514 bytes, at most 512 are allowed"),
+    ("x" * 513, "has 513 bytes, more than the limit of 512"),
+    ("ü" * 257, "has 514 bytes, more than the limit of 512"),
     ("a\0b", "must not contain line breaks or NUL"),
     ("a\nb", "must not contain line breaks or NUL"),
     ("a\r", "must not contain line breaks or NUL"),
-    ("a\ud800", "must be text that UTF-8 can hold"),
+    ("a\ud800", "must not contain lone surrogates"),
     (b"orders", "must be a str, not bytes"),
     (7, "must be a str, not int"),
 ]
@@ -100,7 +105,9 @@ def test_a_bad_prefix_is_refused(half: Any, name: Any, says: str) -> None:
 @half
 @pytest.mark.parametrize("name", ["{", "a}b", "{}", "{}x", "a{b"])
 def test_braces_that_are_no_hash_tag_are_refused(half: Any, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"braces that are no hash tag; write a tag as in '\{orders\}_main'"):
+    with pytest.raises(
+        ConfigurationError, match=r"braces that do not form a hash tag; write a tag as in '\{orders\}_main'"
+    ):
         half.StreamProducer(half.StreamClient(), name)
 
 
@@ -144,13 +151,13 @@ def test_jitter_is_a_share(value: Any) -> None:
 def test_a_heartbeat_must_come_three_times_in_a_lease() -> None:
     ConsumerConfig(group="g", min_idle_claim_ms=3_000, heartbeat_interval_ms=1_000)
     with pytest.raises(
-        ConfigurationError, match=r"heartbeat_interval_ms=1001 .* third of the lease .* use 1000 or less"
+        ConfigurationError, match=r"heartbeat_interval_ms=1001 .* third of the lease, .* use 1000 or less"
     ):
         ConsumerConfig(group="g", min_idle_claim_ms=3_000, heartbeat_interval_ms=1_001)
 
 
 def test_what_is_read_ahead_must_hold_a_batch() -> None:
-    with pytest.raises(ConfigurationError, match="prefetch=5 must not be below batch_size=10"):
+    with pytest.raises(ConfigurationError, match="prefetch=5 must be at least batch_size=10"):
         ConsumerConfig(group="g", batch_size=10, prefetch=5)
 
 
@@ -165,7 +172,7 @@ def test_an_unknown_setting_is_named() -> None:
 @half
 def test_exactly_one_handler_is_wanted(half: Any) -> None:
     for options in ({"handler": None, "message_handler": None}, {"handler": print, "message_handler": print}):
-        with pytest.raises(ConfigurationError, match=r"exactly one of handler \(a batch\) and message_handler"):
+        with pytest.raises(ConfigurationError, match=r"exactly one of handler \(for batches\) and message_handler"):
             consumer(half, **options)
 
 
@@ -186,11 +193,80 @@ def test_an_async_function_is_refused_by_the_sync_consumer(what: str) -> None:
 
     for function in (run, Callable()):
         options = {"message_handler": None} if what == "handler" else {}
-        with pytest.raises(ConfigurationError, match=f"{what} is async: use it with penstock.StreamConsumer"):
+        with pytest.raises(ConfigurationError, match=f"{what} is async: use penstock.StreamConsumer"):
             consumer(sync, **options, **{what: function})
 
 
+@half
+@pytest.mark.parametrize("what", ["handler", "message_handler", "dlq_handler", "error_hook"])
+def test_a_function_that_takes_other_arguments_is_refused_before_messages_fail_of_it(half: Any, what: str) -> None:
+    options = {"message_handler": None} if what == "handler" else {}
+    wanted = 1 if what in {"handler", "message_handler"} else 2
+    takes = {0: lambda: None, 1: lambda _: None, 2: lambda _, __: None}
+    takes_any = lambda *_: None  # noqa: E731
+    for function in (takes[wanted], takes_any, print):
+        consumer(half, **options, **{what: function})
+    for function in (takes[0], takes[3 - wanted]):
+        with pytest.raises(ConfigurationError, match=f"{what} is called with {wanted} argument"):
+            consumer(half, **options, **{what: function})
+
+
+# --- parts ------------------------------------------------------------------------------------------
+
+
+@half
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda half, client: half.StreamProducer(client, "orders"),
+        lambda half, client: half.StreamConsumer(client, "orders", ConsumerConfig(group="g"), list),
+        lambda half, client: half.ConsumerGroup(client, "orders", "g"),
+        lambda half, client: half.DeadLetters(client, "orders"),
+        lambda half, client: half.StreamBalancer(client, "sessions", id="w"),
+        lambda half, client: half.TopicProducer(client, half.Topic("orders", shards=2)),
+        lambda half, client: half.tasks.RedisTaskQueue(client),
+        lambda half, client: half.ops.Inspector(client),
+    ],
+    ids=["producer", "consumer", "group", "dead letters", "balancer", "topic", "tasks", "inspector"],
+)
+def test_a_client_is_a_stream_client_of_the_same_half(half: Any, make: Any) -> None:
+    other = sync if half is penstock else penstock
+    strangers = [None, redis.Redis(), redis.asyncio.Redis(), other.StreamClient()]
+    if "RedisTaskQueue" not in make.__code__.co_names:  # which takes a URL
+        strangers.append("redis://localhost")
+    for stranger in strangers:
+        with pytest.raises(ConfigurationError, match=rf"client must be a StreamClient of {half.__name__}, not "):
+            make(half, stranger)
+
+
+@half
+@pytest.mark.parametrize("config", [{"group": "g"}, "g", None], ids=repr)
+def test_a_consumer_wants_a_consumer_config(half: Any, config: Any) -> None:
+    with pytest.raises(ConfigurationError, match="config must be a ConsumerConfig, not"):
+        half.StreamConsumer(half.StreamClient(), "orders", config, list)
+
+
+@half
+@pytest.mark.parametrize("serializer", [JsonSerializer, "json", 5], ids=str)
+def test_a_serializer_is_an_object_that_encodes_and_decodes(half: Any, serializer: Any) -> None:
+    for make in (half.StreamProducer, lambda *_, **options: consumer(half, **options)):
+        with pytest.raises(ConfigurationError, match=r"serializer=.* must be an object with encode\(\) and decode\(\)"):
+            make(half.StreamClient(), "orders", serializer=serializer)
+
+
 # --- producers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("items", [{"order": 1}, "abc", b"abc", None], ids=repr)
+def test_many_messages_are_a_list(items: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"items must be a list, not .*: push\(\) takes a single message"):
+        sync.StreamProducer(sync.StreamClient(), "orders").push_many(items)
+
+
+@pytest.mark.parametrize("do", ["redrive", "purge"])
+def test_ids_of_dead_letters_are_a_list(do: str) -> None:
+    with pytest.raises(ConfigurationError, match="ids must be a list, not str"):
+        getattr(sync.DeadLetters(sync.StreamClient(), "orders"), do)("17-0")
 
 
 @half
@@ -251,11 +327,11 @@ def refused_push(half: Any, data: Any, serializer: Any = None, **options: Any) -
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("", "must be a text that is not empty, not ''"),
-        (5, "must be a text that is not empty, not 5"),
-        (b"x", "must be a text that is not empty"),
-        ("x" * 513, "has 513 characters, at most 512 are allowed"),
-        ("a\ud800", "must be text that UTF-8 can hold"),
+        ("", "must be a non-empty string, not ''"),
+        (5, "must be a non-empty string, not 5"),
+        (b"x", "must be a non-empty string"),
+        ("x" * 513, "has 513 characters, more than the limit of 512"),
+        ("a\ud800", "must not contain lone surrogates"),
     ],
     ids=["empty", "number", "bytes", "long", "surrogate"],
 )
@@ -272,12 +348,17 @@ def test_headers_are_text(half: Any, headers: Any) -> None:
 
 
 @half
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "5"], ids=repr)
-def test_times_of_a_message_are_positive_seconds(half: Any, value: Any) -> None:
-    assert "expires_in_ms" in refused_push(half, {}, expires_in_ms=value)
-    message = refused_push(half, {}, dedup_key="k", dedup_window_ms=value)
-    assert "dedup_window_ms" in message
-    assert "positive number of seconds" in message
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "5", dt.timedelta(seconds=5)], ids=repr)
+def test_times_of_a_message_are_positive_numbers(half: Any, value: Any) -> None:
+    assert f"expires_in_ms={value!r} must be" in refused_push(half, {}, expires_in_ms=value)
+    assert f"dedup_window_ms={value!r} must be" in refused_push(half, {}, dedup_key="k", dedup_window_ms=value)
+
+
+@half
+def test_a_number_that_the_server_cannot_count_is_refused(half: Any) -> None:
+    assert "must be at most 9007199254740992" in refused_push(half, {}, dedup_key="k", dedup_window_ms=10**20)
+    with pytest.raises(ConfigurationError, match=r"min_idle_claim_ms=.* must be at most 9007199254740992"):
+        half.ConsumerConfig(group="g", min_idle_claim_ms=10**30)
 
 
 # --- payloads ---------------------------------------------------------------------------------------
@@ -336,12 +417,12 @@ def test_a_serializer_must_return_bytes(half: Any) -> None:
         ({"port": "6379"}, "port='6379' must be a number"),
         ({"db": -1}, "db=-1 must be the number of a database"),
         ({"db": "0"}, "db='0'"),
-        ({"socket_timeout": 0}, "socket_timeout=0 must be a positive number of seconds"),
+        ({"socket_timeout": 0}, "socket_timeout=0 must be a positive, finite number of seconds"),
         ({"socket_timeout": None}, "socket_timeout=None must be"),
         ({"socket_timeout": math.inf}, "socket_timeout=inf"),
         ({"socket_connect_timeout": -1}, "socket_connect_timeout=-1 must be a positive"),
         ({"pool_timeout": -1}, "pool_timeout=-1"),
-        ({"max_connections": 0}, "max_connections=0 must be a positive whole number"),
+        ({"max_connections": 0}, "max_connections=0 must be positive"),
         ({"colour": "red"}, "unknown option 'colour'"),
         ({"ssl_colour": "red"}, "unknown option 'ssl_colour'"),
     ],
@@ -359,7 +440,7 @@ def test_settings_of_a_client_are_checked(half: Any, options: dict[str, Any], sa
 
 @half
 def test_a_cluster_has_one_database(half: Any) -> None:
-    with pytest.raises(ConfigurationError, match="only database 0; leave it out"):
+    with pytest.raises(ConfigurationError, match="only database 0; remove db"):
         half.StreamClient.from_cluster([{"host": "h", "port": 1}], db=1)
 
 
@@ -369,7 +450,7 @@ def test_a_cluster_has_one_database(half: Any) -> None:
 @pytest.mark.parametrize("verdict", [errors.Snooze, errors.RetryLater])
 @pytest.mark.parametrize("delay_s", [-1, math.nan, math.inf, "5", None, dt.timedelta(seconds=5)], ids=repr)
 def test_a_delay_is_a_number_of_seconds(verdict: Any, delay_s: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"delay_s=.* must be a number of seconds, 0 or more"):
+    with pytest.raises(ConfigurationError, match=r"delay_s=.* must be a number of seconds from 0 to 100 years"):
         verdict(delay_s)
 
 
@@ -431,3 +512,75 @@ def test_a_schedule_takes_what_is_documented() -> None:
     made = Handlers().schedule("@daily", "report", payload={"n": 1}, priority="high")
     task = made.task_at(dt.datetime(2030, 1, 31, 12, tzinfo=dt.UTC))
     assert (task.id, task.priority, task.payload) == ("cron.report.20300131T120000Z", Priority.HIGH, {"n": 1})
+
+
+_QUEUES = pytest.mark.parametrize(
+    "queue", [sync.tasks.StubQueue(), sync.tasks.RedisTaskQueue("redis://127.0.0.1:1")], ids=["stub", "redis"]
+)
+
+
+@_QUEUES
+@pytest.mark.parametrize(
+    "task", [{"kind": "print"}, "print", [Task(kind="print")], None], ids=lambda task: type(task).__name__
+)
+def test_what_is_enqueued_is_a_task(queue: Any, task: Any) -> None:
+    for enqueue in (queue.enqueue, lambda task: queue.enqueue_many([task])):
+        with pytest.raises(ConfigurationError, match="task must be a Task, not"):
+            enqueue(task)
+
+
+@_QUEUES
+@pytest.mark.parametrize("tasks", [Task(kind="print"), {"kind": "print"}, None], ids=lambda tasks: type(tasks).__name__)
+def test_many_tasks_are_a_list(queue: Any, tasks: Any) -> None:
+    with pytest.raises(ConfigurationError, match="tasks must be a list, not"):
+        queue.enqueue_many(tasks)
+
+
+@_QUEUES
+@pytest.mark.parametrize("value", [dt.timedelta(seconds=5), "5"], ids=repr)
+def test_seconds_of_a_task_queue_are_a_number(queue: Any, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"delay=.* must be a number of seconds"):
+        queue.enqueue(Task(kind="print"), delay=value)
+    with pytest.raises(ConfigurationError, match=r"timeout=.* must be a number of seconds"):
+        queue.wait_for_result("print-1", timeout=value)
+    with pytest.raises(ConfigurationError, match="at must be a datetime, not"):
+        queue.enqueue(Task(kind="print"), at=value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("timeout_s", dt.timedelta(seconds=5)),
+        ("timeout_s", "5"),
+        ("retry", 3),
+        ("rate", 100),
+        ("rate_per_key", 1.5),
+    ],
+    ids=repr,
+)
+def test_options_of_a_handler_are_checked_where_it_is_registered(option: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=option):
+        Handlers().task("print", **{option: value})
+
+
+@half
+@pytest.mark.parametrize("kind", ["Worker", "InlineWorker"])
+def test_a_worker_wants_a_queue_handlers_and_a_back_end(half: Any, kind: str) -> None:
+    make, queue, handlers = getattr(half.tasks, kind), half.tasks.StubQueue(), Handlers()
+    handlers.task("print")(print)
+    make(queue, handlers)
+    with pytest.raises(ConfigurationError, match="queue must be a task queue, not str"):
+        make("redis://localhost", handlers)
+    for wrong in (print, {"print": print}, None):
+        with pytest.raises(ConfigurationError, match="handlers must be a Handlers, not"):
+            make(queue, wrong)
+    with pytest.raises(ConfigurationError, match="results must be a result back-end, not str"):
+        make(queue, handlers, results="results")
+
+
+@half
+def test_a_task_handler_that_takes_no_task_is_refused_before_tasks_fail_of_it(half: Any) -> None:
+    handlers = Handlers()
+    handlers.task("print")(lambda: None)
+    with pytest.raises(ConfigurationError, match="the handler for 'print' is called with 1 argument"):
+        half.tasks.Worker(half.tasks.StubQueue(), handlers)

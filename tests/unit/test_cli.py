@@ -61,7 +61,7 @@ def test_a_missing_extra_is_named(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SystemExit) as exit_:
         main()
-    assert "pip install penstock[cli]" in str(exit_.value)
+    assert "pip install 'penstock[cli]'" in str(exit_.value)
 
 
 def test_a_bug_of_ours_is_not_taken_for_a_missing_extra(monkeypatch):
@@ -77,7 +77,7 @@ def test_a_bug_of_ours_is_not_taken_for_a_missing_extra(monkeypatch):
         (ConnectionFailed("no server answers"), 1),
         (OSError(28, "No space left on device"), 1),
         (ConfigurationError("no server was found: install one"), 2),
-        (NotFound("there is no stream 'orders'"), 3),
+        (NotFound("stream 'orders' does not exist"), 3),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -30,7 +30,7 @@ def test_a_queue_is_imported(default_server: EmbeddedServer, raw: redis.Redis) -
 def test_a_dry_run_tells_the_same_and_does_nothing(default_server: EmbeddedServer, raw: redis.Redis) -> None:
     restore(raw, "abandoned")
     result = run("orders", "--url", default_server.unix_url, "--dry-run")
-    assert result.output.startswith("There are:\n          4 waiting\n")
+    assert result.output.startswith("To import:\n          4 waiting\n")
     assert not raw.exists("orders")
 
 

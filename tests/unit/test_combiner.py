@@ -15,7 +15,7 @@ class Road:
         self.sent: list[list[int]] = []
         self._done: list[Callable[[], None]] = []
         self.combiner: Combiner[int] = Combiner(self._never, linger_s, 1_000)
-        self.combiner.express = self._express
+        self.combiner.send_at_once = self._express
 
     async def _never(self, batch: list[int]) -> None:
         raise AssertionError(batch)

@@ -50,7 +50,7 @@ def test_show_tells_where_each_value_came_from(run: Run, tmp_path: Path) -> None
             ["--set", "task_queue.idel_ms=1"],
             "--set task_queue.idel_ms: task_queue.idel_ms is unknown: did you mean 'idle_ms'?",
         ),
-        (["--set", "nonsense"], "--set takes <table>.<key>=<value>"),
+        (["--set", "nonsense"], "--set needs <table>.<key>=<value>"),
         (["--config", "nowhere.toml"], "the settings file nowhere.toml does not exist"),
     ],
 )
@@ -64,8 +64,8 @@ def test_a_mistake_is_one_line_and_code_2(run: Run, command: str, words: list[st
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("result_backend.provider=postgrse", "there is no result back-end 'postgrse': did you mean 'postgres'?"),
-        ("task_queue.provider=sqs", "there is no task queue 'sqs': known are redis, stub"),
+        ("result_backend.provider=postgrse", "unknown result back-end 'postgrse'; did you mean 'postgres'?"),
+        ("task_queue.provider=sqs", "unknown task queue 'sqs'; available: redis, stub"),
     ],
 )
 def test_check_looks_for_the_providers(run: Run, setting: str, message: str) -> None:

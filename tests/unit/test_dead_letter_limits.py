@@ -60,7 +60,10 @@ def test_limits_are_read_as_a_file_gives_them(given: object, expected: DeadLette
         ({"max_age_s": "30d"}, "max_age_s='30d' must be a number"),
         ({"max_bytes": math.nan}, "max_bytes=nan must be a whole number"),
         ({"ignore_groups": "yes"}, "ignore_groups='yes' must be True or False"),
-        ({"max_age": 5}, "DeadLetterLimits has no 'max_age'; it has max_count, max_age_s, max_bytes, ignore_groups"),
+        (
+            {"max_age": 5},
+            "DeadLetterLimits has no field 'max_age'; its fields are max_count, max_age_s, max_bytes, ignore_groups",
+        ),
         ("unlimited", "must be DeadLetterLimits, a table or 'none', not str"),
         (100, "must be DeadLetterLimits, a table or 'none', not int"),
     ],
@@ -73,7 +76,7 @@ def test_what_cannot_be_a_limit_is_refused(given: object, told: str) -> None:
 def test_a_queue_that_is_given_a_client_takes_the_limits_of_the_client() -> None:
     client = RedisTaskQueue("redis://localhost", dead_letter_limits={"max_count": 5}).client
     assert client.dead_letter_retention.limits.max_count == 5
-    with pytest.raises(ConfigurationError, match="belong to the client"):
+    with pytest.raises(ConfigurationError, match="to the client"):
         RedisTaskQueue(client, dead_letter_limits={"max_count": 6})
 
 
@@ -91,7 +94,7 @@ def test_settings_limit_the_dead_letters_of_tasks(tmp_path: Path) -> None:
 def test_a_mistake_in_the_settings_is_named(tmp_path: Path) -> None:
     file = tmp_path / "penstock.toml"
     file.write_text("[task_queue.redis]\ndead_letter_limits = { max_cont = 10 }\n")
-    with pytest.raises(ConfigurationError, match="DeadLetterLimits has no 'max_cont'"):
+    with pytest.raises(ConfigurationError, match="DeadLetterLimits has no field 'max_cont'"):
         make_task_queue(Settings.load(file, environment={}))
 
 

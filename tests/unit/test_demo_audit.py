@@ -129,4 +129,4 @@ def test_what_time_did_not_allow_is_told(monkeypatch, summary):
     monkeypatch.setattr(demo_command, "play", lambda *_: replace(summary, is_finished=False))
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 0
-    assert "The time was up" in result.stderr
+    assert "Time ran out" in result.stderr

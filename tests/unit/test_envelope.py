@@ -33,7 +33,7 @@ def test_headers_that_are_no_texts_are_shown_raw() -> None:
 
 
 def test_headers_have_a_limit() -> None:
-    with pytest.raises(ConfigurationError, match="put it into the payload"):
+    with pytest.raises(ConfigurationError, match="move large values into the payload"):
         envelope.encode_headers({"a": "b" * envelope.MAX_HEADERS})
     found = envelope.decode_headers(b'{"a":"%s"}' % (b"b" * envelope.MAX_HEADERS))
     assert (list(found), len(found["raw"])) == (["raw"], 2_000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -155,10 +157,29 @@ def test_a_group_that_pins_a_stream_is_found(pin: Pin, is_found: bool) -> None:
 def test_dead_consumers_that_hold_messages_are_found() -> None:
     found = findings.consumer_findings([], [consumer(ConsumerState.DEAD, pending=3), consumer(ConsumerState.IDLE)])
     assert checks(found) == [("dead-consumers", Severity.ERROR)]
-    assert "1 dead consumers hold 3 messages" in found[0].what
+    assert "3 messages of 1 dead consumer: no consumer recovers them" in found[0].what
     assert findings.consumer_findings([], [consumer(ConsumerState.DEAD)]) == []
     many = [consumer(ConsumerState.DEAD, name=f"pod-{n}") for n in range(101)]
     assert checks(findings.consumer_findings([], many)) == [("dead-consumers", Severity.WARNING)]
+
+
+def test_a_dead_consumer_of_messages_that_are_not_due_is_no_finding() -> None:
+    dead = [consumer(ConsumerState.DEAD, pending=3)]
+    waiting = group(retries_waiting=3, oldest_pending_idle_ms=0)
+    assert findings.consumer_findings([stream("orders", StreamKind.STREAM, waiting)], dead) == []
+    for left_alone in (replace(waiting, retries_waiting=2), replace(waiting, oldest_pending_idle_ms=400_000)):
+        found = findings.consumer_findings([stream("orders", StreamKind.STREAM, left_alone)], dead)
+        assert checks(found) == [("dead-consumers", Severity.ERROR)]
+
+
+def test_what_pins_a_stream_is_left_out_where_a_graver_finding_is_about_the_same_group() -> None:
+    def finding(check: str, severity: Severity) -> Finding:
+        return Finding(check, severity, "stream orders, group shipping", "")
+
+    pinning, grave = finding("pinned", Severity.WARNING), finding("no-consumer", Severity.ERROR)
+    assert findings.without_echoes([pinning, grave]) == [grave]
+    for other in (replace(grave, severity=Severity.INFO), replace(grave, where="stream orders, group billing")):
+        assert findings.without_echoes([pinning, other]) == [pinning, other]
 
 
 def test_messages_that_nobody_reads_are_found() -> None:
@@ -171,11 +192,62 @@ def test_messages_that_nobody_reads_are_found() -> None:
     assert findings.unread_by_anybody([stream("orders", StreamKind.STREAM, group(Lag(7, 10.0)))], []) == []
 
 
+def test_a_position_that_does_not_move_is_mentioned_unless_only_consumers_can_move_it() -> None:
+    position = replace(group(), kind=GroupKind.POSITION)
+    [finding] = findings.unread_by_anybody([stream("orders", StreamKind.STREAM, position)], [])
+    assert (finding.check, finding.severity) == ("no-consumer", Severity.INFO)
+    assert "penstock group delete orders" in finding.fix
+    [finding] = findings.unread_by_anybody([stream("jobs.tasks", StreamKind.TASKS, position)], [])
+    assert finding.severity is Severity.ERROR
+    assert "group delete" not in finding.fix
+
+
 def test_tasks_of_a_kind_that_no_worker_knows_are_found() -> None:
     lane = stream("jobs.tasks.normal:kind=render", StreamKind.TASKS, group())
     [finding] = findings.unread_by_anybody([lane], [])
     assert finding.check == "unknown-kind"
     assert "7 tasks of kind 'render'" in finding.what
+
+
+def test_tasks_that_require_what_no_worker_provides_are_found() -> None:
+    lane = stream("jobs.tasks.low:requires=disk,gpu", StreamKind.TASKS, group())
+    [finding] = findings.unread_by_anybody([lane], [])
+    assert (finding.check, finding.fix) == (
+        "no-consumer",
+        "start a worker with --capabilities disk,gpu, or cancel the tasks",
+    )
+    assert "7 tasks that require disk,gpu" in finding.what
+
+
+@pytest.mark.parametrize("kind", [StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE])
+def test_nobody_is_told_to_delete_the_group_of_a_queue(kind: StreamKind) -> None:
+    pin = Pin("g", GroupKind.CONSUMERS, "1-0", 0, 5, 1_000.0, is_lowest=True, is_dead=True)
+    [finding] = findings.pinned(RetentionInfo("jobs.tasks", kind, 50_000, 1, "1-0", 0, 0, True, (pin,)))
+    assert finding.fix == "start its consumers"
+
+
+def test_every_check_says_what_to_do_and_where_to_read_about_it() -> None:
+    pin = Pin("g", GroupKind.CONSUMERS, "1-0", 0, 5, 1_000.0, is_lowest=True, is_dead=True)
+    bad = replace(
+        HEALTHY, product="Redis", version="7.0.15", eviction_policy="allkeys-lru", used_memory=95, replicas=0,
+        is_append_only=False, keyspace_events="", clock_skew_s=60.0,
+    )  # fmt: skip
+    late = stream("orders", StreamKind.STREAM, group())
+    lane = stream("jobs.tasks.normal:kind=render", StreamKind.TASKS, group())
+    old = DeadLetterStreamInfo("orders_dlq", StreamKind.STREAM, "orders", 200_000, "1000-0", "2000-0")
+    found = [
+        *findings.server_findings(bad), *findings.known_holes(bad), *findings.keyspace_events(bad, [SERVICE]),
+        *findings.open_server("default", [b"nopass"]), *findings.lacking("ada", RoleName.WORKER, ["XADD"]),
+        *findings.hash_tags([late]), *findings.many_groups([replace(late, groups_count=70)]),
+        *findings.foreign_ids([replace(late, last_generated_id=f"{2**64 - 1}-{2**64 - 1}")], 3_000),
+        *findings.short_locks("svc", [BalancedStream("svc", "a", "1-0", "one", 3_000, 1, 0)], 15_000),
+        *findings.pinned(RetentionInfo("orders", StreamKind.STREAM, 50_000, 1, "1-0", 0, 0, True, (pin,))),
+        *findings.consumer_findings([late], [consumer(ConsumerState.DEAD, pending=3)]),
+        *findings.unread_by_anybody([late, lane], []), *findings.unbounded_dead_letters([old], 3_000),
+    ]  # fmt: skip
+    known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', inspect.getsource(findings))) | {"unknown-kind", "no-consumer"}
+    assert {finding.check for finding in found} == known
+    assert [finding for finding in found if not finding.fix or finding.link not in PAGES] == []
 
 
 def test_dead_letters_that_nothing_limits_are_found() -> None:
@@ -213,6 +285,23 @@ def test_a_stream_with_more_groups_than_are_looked_at_is_found() -> None:
     [finding] = findings.many_groups([replace(stream("orders", StreamKind.STREAM, group()), groups_count=70)])
     assert (finding.check, finding.what) == ("many-groups", "1 of 70 groups were examined")
     assert findings.many_groups([stream("orders", StreamKind.STREAM, group())]) == []
+
+
+@pytest.mark.parametrize(
+    ("last_id", "severity", "what"),
+    [
+        ("86399999-5", None, ""),
+        ("", None, ""),
+        ("864000000-0", Severity.WARNING, "its last id lies 10 days ahead"),
+        (f"{2**64 - 1}-{2**64 - 1}", Severity.ERROR, "takes no more entries"),
+        (f"{2**64 - 1}-{2**64 - 2}", Severity.WARNING, "its last id lies"),
+    ],
+)
+def test_ids_from_the_future_are_found(last_id: str, severity: Severity | None, what: str) -> None:
+    late = replace(stream("orders", StreamKind.STREAM, group()), last_generated_id=last_id)
+    found = findings.foreign_ids([late], 0)
+    assert checks(found) == ([] if severity is None else [("foreign-ids", severity)])
+    assert all(finding.what.startswith(what) for finding in found)
 
 
 def test_findings_name_pages_by_their_titles() -> None:

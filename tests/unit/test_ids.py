@@ -45,7 +45,7 @@ def test_neighbours_at_the_edges(entry_id: str, before: str, after: str) -> None
 )
 def test_what_the_server_would_not_take_for_an_id_is_none(text: str) -> None:
     assert not ids.is_id(text)
-    with pytest.raises(ConfigurationError, match="no stream id"):
+    with pytest.raises(ConfigurationError, match="not a stream id"):
         ids.parse(text)
 
 

@@ -80,7 +80,7 @@ def test_what_is_finished_stays_in_flight_until_the_server_has_answered() -> Non
     delivery.finish(delivery.messages, ids(delivery))
     assert (held.ids(), held.unsettled_ids()) == ([], ["1-0"])
     told, held.finished = held.finished, []
-    held.told.append(told)
+    held.unanswered.append(told)
     assert held.unsettled_ids() == ["1-0"]
     held.answered(told)
     assert held.unsettled_ids() == []

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
+import penstock.sync
+import penstock.tasks
+from penstock.errors import CommandTimeout, ConnectionLost
 
 
 class Mute(Exception):
@@ -58,3 +63,57 @@ def test_every_logger_of_the_library_is_known() -> None:
         for name in re.findall(r'getLogger\((__name__|"penstock\.[^"]+")\)', file.read_text()):
             wanted.add(module if name == "__name__" else name.strip('"'))
     assert {name for name in wanted if not logging.getLogger(name).filters} == set()
+
+
+@pytest.mark.parametrize("half", [penstock, penstock.sync], ids=["async", "sync"])
+async def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
+    half: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = half.StreamConsumer(
+        half.StreamClient(), "orders", penstock.ConsumerConfig(group="g", worker_name="w"), message_handler=print
+    )
+    name = "consumer w of orders/g"
+    answers = ["done", *[ConnectionLost("no answer")] * 4, CommandTimeout("too late"), ConnectionLost("no answer")]
+
+    def step() -> Any:
+        answer = answers.pop()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def step_async() -> Any:
+        return step()
+
+    with caplog.at_level(logging.WARNING, "penstock.streams"):
+        if half is penstock:
+            assert await consumer._persist(step_async) == "done"
+        else:
+            assert await asyncio.to_thread(consumer._persist, step) == "done"
+        assert re.sub(r"[\d.]+ s$", "n s", caplog.messages[-1]) == f"{name}: works again after n s"
+        assert caplog.messages[:-1] == [f"{name}: no answer; retrying", f"{name}: too late; retrying"]
+        answers += ["done", ConnectionLost("no answer")]
+        await consumer._persist(step_async) if half is penstock else await asyncio.to_thread(consumer._persist, step)
+        assert len(caplog.messages) == 5
+
+
+async def test_a_task_worker_logs_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:
+    handlers, queue = penstock.tasks.Handlers(), penstock.tasks.StubQueue("shop")
+    handlers.task("print")(print)
+    worker = penstock.tasks.Worker(queue, handlers, handle_signals=False)
+    take, failures = queue.pop_many, 4
+
+    async def pop_many(*args: Any, **options: Any) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise ConnectionLost("no answer")
+        worker.stop()
+        return await take(*args, **options)
+
+    queue.pop_many = pop_many  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, "penstock.tasks"):
+        await worker.run()
+    assert [re.sub(r"[\d.]+ s$", "n s", message) for message in caplog.messages] == [
+        "worker of shop: no answer; retrying",
+        "worker of shop: works again after n s",
+    ]

@@ -56,10 +56,10 @@ def test_a_plug_in_is_loaded_beside_broken_ones(things: Plugins) -> None:
     [
         ("missing", r"thing 'missing' \(no_such_package:Thing\) cannot be imported: ModuleNotFoundError"),
         ("nameless", r"'nameless' .* cannot be imported: AttributeError"),
-        ("twice", "several packages offer a thing 'twice': a:b, c:d; uninstall all but one"),
-        ("fs", "several packages offer a thing 'fs': penstock.results:FSBackend, rival:FSBackend"),
-        ("onw", "no thing 'onw': did you mean 'own'. known are .*own"),
-        ("qqq", "no thing 'qqq': known are"),
+        ("twice", "several packages provide the thing 'twice': a:b, c:d; uninstall all but one"),
+        ("fs", "several packages provide the thing 'fs': penstock.results:FSBackend, rival:FSBackend"),
+        ("onw", "unknown thing 'onw'; did you mean 'own'. available: .*own"),
+        ("qqq", "unknown thing 'qqq'; available:"),
     ],
 )
 def test_what_cannot_be_had_is_a_configuration_error(things: Plugins, name: str, message: str) -> None:
@@ -69,7 +69,7 @@ def test_what_cannot_be_had_is_a_configuration_error(things: Plugins, name: str,
 
 def test_a_failure_while_it_is_made_is_told_without_secrets(things: Plugins) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"'own' cannot be made with \['size'\]: RuntimeError: no size with \*\*\*"
+        ConfigurationError, match=r"'own' cannot be created with \['size'\]: RuntimeError: no size with \*\*\*"
     ):
         things.make("own", {"size": -1}, secrets=("s3cret",))
 

@@ -37,21 +37,21 @@ def delegate(client: Any) -> Any:
 
 def test_a_client_of_the_other_half(blocking: redis.Redis, awaited: redis.asyncio.Redis) -> None:
     for client in (blocking, delegate(blocking)):
-        with pytest.raises(TypeError, match=r"of redis-py's blocking half: pass it to the queue of penstock\.sync"):
+        with pytest.raises(TypeError, match=r"is a blocking redis-py client: use it with penstock\.sync"):
             penstock.RedisMessageQueue(NAME, client=client)
-        with pytest.raises(TypeError, match=r"redis_client is of redis-py's blocking half"):
+        with pytest.raises(TypeError, match=r"redis_client is a blocking redis-py client"):
             penstock.RedisGateway(redis_client=client)
         penstock.sync.RedisMessageQueue(NAME, client=client)
     for client in (awaited, delegate(awaited)):
-        with pytest.raises(TypeError, match=r"of redis-py's asyncio half: pass it to the queue of penstock$"):
+        with pytest.raises(TypeError, match=r"is an asyncio redis-py client: use it with penstock$"):
             penstock.sync.RedisMessageQueue(NAME, client=client)
         penstock.RedisMessageQueue(NAME, client=client)
 
 
 def test_a_stream_client_of_the_other_half() -> None:
-    with pytest.raises(TypeError, match=r"or a StreamClient of penstock, not StreamClient"):
+    with pytest.raises(TypeError, match=r"or a StreamClient from penstock, not StreamClient"):
         penstock.RedisMessageQueue(NAME, client=penstock.sync.StreamClient.from_url("redis://127.0.0.1:1"))
-    with pytest.raises(TypeError, match=r"or a StreamClient of penstock\.sync, not StreamClient"):
+    with pytest.raises(TypeError, match=r"or a StreamClient from penstock\.sync, not StreamClient"):
         penstock.sync.RedisMessageQueue(NAME, client=penstock.StreamClient.from_url("redis://127.0.0.1:1"))
 
 
@@ -69,9 +69,9 @@ def test_pipelines_and_sentinels_of_either_half(blocking: redis.Redis, awaited: 
 
 
 def test_a_gateway_of_the_other_half(blocking: redis.Redis, awaited: redis.asyncio.Redis) -> None:
-    with pytest.raises(TypeError, match=r"gateway is of the other half: pass it to the queue of penstock\.sync"):
+    with pytest.raises(TypeError, match=r"gateway is synchronous; use penstock\.sync\.RedisMessageQueue"):
         penstock.RedisMessageQueue(NAME, gateway=penstock.sync.RedisGateway(redis_client=blocking))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"gateway is of the other half: pass it to the queue of penstock$"):
+    with pytest.raises(TypeError, match=r"gateway is asynchronous; use penstock\.RedisMessageQueue"):
         penstock.sync.RedisMessageQueue(NAME, gateway=penstock.RedisGateway(redis_client=awaited))  # type: ignore[arg-type]
 
 
@@ -86,11 +86,11 @@ class Lookup:
 
 def test_async_functions_belong_to_the_async_queue(blocking: redis.Redis, awaited: redis.asyncio.Redis) -> None:
     for function in (make_key, Lookup()):
-        with pytest.raises(TypeError, match="get_deduplication_key is async: pass it to the queue of penstock"):
+        with pytest.raises(TypeError, match=r"get_deduplication_key is async: use penstock\.RedisMessageQueue"):
             penstock.sync.RedisMessageQueue(NAME, client=blocking, get_deduplication_key=function)
         penstock.RedisMessageQueue(NAME, client=awaited, get_deduplication_key=function)
     beats: dict[str, Any] = {"heartbeat_interval_seconds": 30, "on_heartbeat_failure": Lookup()}
-    with pytest.raises(TypeError, match="on_heartbeat_failure is async: pass it to the queue of penstock"):
+    with pytest.raises(TypeError, match=r"on_heartbeat_failure is async: use penstock\.RedisMessageQueue"):
         penstock.sync.RedisMessageQueue(NAME, client=blocking, **beats)
     penstock.RedisMessageQueue(NAME, client=awaited, **beats)
     for api, client in ((penstock, awaited), (penstock.sync, blocking)):

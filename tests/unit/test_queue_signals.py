@@ -138,7 +138,7 @@ def test_one_handler_owns_a_signal() -> None:
         refused(lambda: GracefulInterruptHandler(signals=(signal.SIGTERM,)))
     """)
     assert said == [
-        "ValueError another GracefulInterruptHandler owns SIGTERM: share that one, or release() it first",
+        "ValueError another GracefulInterruptHandler already handles SIGTERM: share it, or call its release() first",
         "True",
         "True",
         "accepted",
@@ -152,7 +152,7 @@ def test_a_signal_that_has_a_handler_is_left_alone() -> None:
         refused(GracefulInterruptHandler)
         say(signal.getsignal(signal.SIGTERM) == mine, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
     """)
-    assert said[0].startswith("ValueError SIGTERM has a handler already")
+    assert said[0].startswith("ValueError SIGTERM already has a handler")
     assert "EventDrivenInterruptHandler" in said[0]
     assert said[1] == "True True"
 
@@ -199,7 +199,7 @@ def test_only_the_main_thread_may_make_one() -> None:
         thread.join()
         say(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
     """)
-    assert said[0].startswith("ValueError GracefulInterruptHandler must be made in the main thread")
+    assert said[0].startswith("ValueError GracefulInterruptHandler must be created in the main thread")
     assert said[1] == "True"
 
 
@@ -215,7 +215,7 @@ def test_wrong_signals_are_refused_and_none_is_taken() -> None:
     assert kinds == ["ValueError"] * 2 + ["TypeError"] * 6 + ["ValueError"] + ["TypeError"] * 4
     assert "must name at least one signal" in said[0]
     assert "such as (signal.SIGTERM,)" in said[2]
-    assert "SIGKILL cannot be caught" in said[8]
+    assert "no process can catch SIGKILL" in said[8]
     assert "verbose=1 must be True or False" in said[9]
     assert said[-1] == "True"
 

@@ -125,14 +125,14 @@ def test_a_provider_has_a_table_of_its_own(write: Any) -> None:
     [
         (
             "[task_queue]\nidel_ms = 1",
-            r"penstock.toml:2: task_queue.idel_ms is unknown: did you mean 'idle_ms'\? known are",
+            r"penstock.toml:2: task_queue.idel_ms is unknown: did you mean 'idle_ms'\? available:",
         ),
         ("[taskqueue]\nurl = 'x'", r"penstock.toml:2: the table \[taskqueue\] is unknown: did you mean 'task_queue'"),
         ("task_queue = 3", "penstock.toml:1: task_queue must be a table"),
         ("[empty]", r"penstock.toml:1: the table \[empty\] is unknown"),
         (
             "[task_queue.redsi]\nx = 1",
-            r"penstock.toml:2: \[task_queue.redsi\] belongs to no provider: did you mean 'redis'",
+            r"penstock.toml:2: \[task_queue.redsi\] does not match a provider: did you mean 'redis'",
         ),
         ("[task_queue]\nidle_ms = '1'", "penstock.toml:2: task_queue.idle_ms='1' must be a whole number"),
         ("[task_queue]\nidle_ms = true", "penstock.toml:2: task_queue.idle_ms=True must be a whole number"),
@@ -140,7 +140,7 @@ def test_a_provider_has_a_table_of_its_own(write: Any) -> None:
         ("[task_queue]\nmax_retry = -1", "penstock.toml:2: task_queue.max_retry=-1 must be 0 or more"),
         ("[task_queue]\nurl = ''", "penstock.toml:2: task_queue.url='' must not be empty"),
         ("[result_backend]\ncompress = 'yes'", "penstock.toml:2: result_backend.compress='yes' must be true or false"),
-        ("[result_backend]\nroot = 1", "penstock.toml:2: result_backend.root=1 must be a text"),
+        ("[result_backend]\nroot = 1", "penstock.toml:2: result_backend.root=1 must be a string"),
         (
             "[task_queue]\nurl_file = 'nowhere'",
             "penstock.toml:2: task_queue.url_file='nowhere' cannot be read: No such",
@@ -150,8 +150,11 @@ def test_a_provider_has_a_table_of_its_own(write: Any) -> None:
             "[task_queue]\nurl = 'a'\nurl_file = 'secret'",
             "penstock.toml:3 .*task_queue.url is given twice, also by penstock.toml:2",
         ),
-        ("[task_queue]\nurl_file = 'two_lines'", "must hold one line"),
-        ("[task_queue", "penstock.toml is no TOML: "),
+        ("[task_queue]\nurl_file = 'two_lines'", "must contain exactly one line"),
+        ("[task_queue", "penstock.toml is not valid TOML: "),
+        pytest.param(f"x = {'9' * 5_000}", "penstock.toml is not valid TOML: ", id="digits"),
+        pytest.param(f"x = {'[' * 10_000}", "penstock.toml is not valid TOML: ", id="brackets"),
+        ('[task_queue]\nurl_file = "a\\u0000b"', "cannot be read: embedded null byte"),
         ("[task_queue]\nprovider.x = 1", "penstock.toml:2: "),
     ],
 )
@@ -176,8 +179,8 @@ def test_a_mistake_in_the_file_is_told_with_its_place(write: Any, text: str, mes
         ("PENSTOCK__TASK_QUEUE__IDLE_MS", "soon", "task_queue.idle_ms='soon' must be a whole number"),
         ("PENSTOCK__RESULT_BACKEND__COMPRESS", "perhaps", "must be true or false"),
         ("PENSTOCK__TASKS__URL", "x", r"the table \[tasks\] is unknown"),
-        ("PENSTOCK__URL", "x", "PENSTOCK__URL is no setting: write PENSTOCK__<TABLE>__<KEY>"),
-        ("PENSTOCK__TASK_QUEUE____X", "x", "is no setting"),
+        ("PENSTOCK__URL", "x", "PENSTOCK__URL is not a setting: write PENSTOCK__<TABLE>__<KEY>"),
+        ("PENSTOCK__TASK_QUEUE____X", "x", "is not a setting"),
         ("PENSTOCK__TASK_QUEUE__URL", " ", "must not be empty"),
     ],
 )

@@ -187,7 +187,9 @@ def test_every_subscriber_is_called_and_a_failing_one_disturbs_nobody(start: Sta
         """,
     )
     assert lines[0] == "one"
-    assert lines[1].startswith("penstock.shutdown: a subscriber to SIGTERM failed: (<class 'ZeroDivisionError'>")
+    assert lines[1].startswith(
+        "penstock.shutdown: a subscriber to SIGTERM raised an error: (<class 'ZeroDivisionError'>"
+    )
     assert lines[-1] == "three"
 
 

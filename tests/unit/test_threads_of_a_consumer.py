@@ -56,7 +56,11 @@ def _again(*numbers: int) -> list[Redelivery]:
 
 def _registry(decoder: Numbers | None = None, limits: Any = UNLIMITED, emit: Any = None) -> InFlight:
     context = SimpleNamespace(
-        decoder=decoder or Numbers(), config=SimpleNamespace(limits=limits), commands=None, tally=Tally(), emit=emit
+        decoder=decoder or Numbers(),
+        config=SimpleNamespace(limits=limits, handler_timeout_ms=None),
+        commands=None,
+        tally=Tally(),
+        emit=emit,
     )
     return InFlight(cast("Any", context))
 

@@ -81,13 +81,17 @@ def test_a_redirection_says_whom_to_ask(text: str, asked: tuple[str, int] | None
 @pytest.mark.parametrize(
     ("raised", "error", "says"),
     [
-        (driver.AuthenticationError("invalid username-password pair"), errors.AuthenticationFailed, "refused the cred"),
+        (
+            driver.AuthenticationError("invalid username-password pair"),
+            errors.AuthenticationFailed,
+            "rejected the cred",
+        ),
         (driver.NoPermissionError("no"), errors.PermissionDenied, "refused the connection"),
         (driver.BusyLoadingError("Redis is loading"), errors.ServerBusy, "loading"),
         (driver.ResponseError("BUSY Redis is busy"), errors.ServerBusy, "BUSY"),
         (driver.TimeoutError("Timeout connecting"), errors.ConnectionFailed, "within the connect timeout"),
         (TimeoutError(), errors.ConnectionFailed, "within the connect timeout"),
-        (driver.ConnectionError("Error 111 connecting."), errors.ConnectionFailed, "does the server run there"),
+        (driver.ConnectionError("Error 111 connecting."), errors.ConnectionFailed, "check that the server is running"),
         (OSError("no route"), errors.ConnectionFailed, "no route"),
         (driver.RedisClusterException("cannot be connected"), errors.ConnectionFailed, "cannot be connected"),
     ],

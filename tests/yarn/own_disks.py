@@ -13,7 +13,7 @@ from penstock.spark import session
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.pipeline import Delta, Iceberg, Parquet, Pipeline, Results, Source, Sql
 from penstock.spark.reprocess import Reprocess, Work
-from penstock.spark.reprocess.selection import SelectedDeadLetters
+from penstock.spark.reprocess.run import SelectedDeadLetters
 from penstock.spark.runtime.errors import one_line
 from tests.spark.pipeline.conftest import iceberg_catalogue
 

@@ -77,13 +77,13 @@ def test_what_is_written_elsewhere_is_told_and_not_committed(
     dead_letter(stream_redis, 3, "fatal", tmp_path)
     conf = json.dumps({**cluster.conf, "spark.task.maxFailures": "1", "spark.log.level": "OFF"})
     said = told(start_driver(_DRIVER, cluster.url, conf, str(tmp_path), stream_server.url))
-    share = "name a place that the driver and all executors share, such as hdfs:// or s3a://"
+    share = "use a location that the driver and all executors share, such as hdfs:// or s3a://"
     for name in ("parquet", "delta", "iceberg", "staging"):
         assert "FilesMissing: " in said[name], said
-        assert said[name].endswith(f"{share}. Fix the cause and start it again: it continues with the same batch")
-    assert "results that are not there for the driver: name a root that the driver and all" in said["results"]
+        assert said[name].endswith(f"{share}. Fix the cause and run it again: it continues with the same batch")
+    assert "use a root that the driver and all" in said["results"]
     assert "the driver and all executors must share the file system of the archive. Nothing was" in said["archive"]
-    assert "name a folder for --results that the driver and all executors share" in said["again"]
+    assert "use a folder for --results that the driver and all executors share" in said["again"]
     assert stream_redis.xlen("orders_dlq") == 1
     assert not (tmp_path / "journal").exists(), "no handler was called"
     assert not list((tmp_path / "own").glob("**/batch=*")), "no batch is shown"

@@ -58,9 +58,7 @@ async def score(messages):
             client.blpop("gate:open", timeout=120)
     return {{message.id: {{"score": message.data["n"] / 2}} for message in messages}}
 """
-NO_PYTHON = (
-    "The executors cannot start the Python /nowhere/python .*: set PYSPARK_PYTHON to one that is in the same place"
-)
+NO_PYTHON = "The executors cannot start the Python /nowhere/python .*: set PYSPARK_PYTHON to one that has the same path"
 PRICED = [n for n in range(180) if n % 10 != 7]
 
 

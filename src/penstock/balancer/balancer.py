@@ -24,7 +24,7 @@ from penstock.events import EventName
 from penstock.keys import BalancerKeys
 from penstock.number_checks import check_number
 from penstock.policy import Reason
-from penstock.redis.client import StreamClient
+from penstock.redis.client import StreamClient, check_client
 from penstock.runtime.aio import IS_ASYNC, TaskGroup, call_in_loop, connection_scope, pause, shielded
 from penstock.serializers import JsonSerializer, Serializer
 
@@ -46,6 +46,7 @@ class StreamBalancer:
         id: str | None = None,
         **options: Unpack[BalancerOptions],
     ) -> None:
+        check_client(client)
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         config = BalancerConfig(**given)
         self.client, self.service, self._id, self.config = client, service, consumer_id(id), config
@@ -69,7 +70,7 @@ class StreamBalancer:
 
     @property
     def owned(self) -> list[Ownership]:
-        """What this consumer owns now, oldest first."""
+        """The data streams that this consumer owns now, oldest first."""
         return self._holdings.all()
 
     # --- life ---------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class StreamBalancer:
         Creates stream and group if they are missing. Called once.
         """
         if self._is_started:
-            raise ConfigurationError("a balancer is started once: make a new one")
+            raise ConfigurationError(f"the balancer of {self.service!r} was already started; create a new one")
         self._is_started = True
         await self._commands.create_group()
         await self._listener.start()
@@ -107,12 +108,12 @@ class StreamBalancer:
         try:
             await activity(*args)
         except Exception as error:
-            self.config.logger.exception("the balancer of %s stops", self.service)
+            self.config.logger.exception("the balancer of %s stops because of an error", self.service)
             self._failure = error
             self._notices.close(terminated(text_of(error)))
 
     async def done(self) -> None:
-        """Leave the service: hand over what is not finished, tell the last notice, end. Nothing is marked finished."""
+        """Leave the service: hand over unfinished streams and send the last notice. Nothing is marked finished."""
         if self._is_over:
             return
         self._is_over = True
@@ -130,7 +131,9 @@ class StreamBalancer:
             await self._hand_over_all()
             await self._commands.leave()
         except PenstockError as error:
-            self.config.logger.warning("streams are left to run out: %s", error)
+            self.config.logger.warning(
+                "streams could not be handed over; other consumers take them over when their locks expire: %s", error
+            )
         self._notices.close(terminated("done"))
         self._commands.emit(EventName.STOPPED)
         await self._listener.end(CLEANUP_TIMEOUT_S)  # last: it is slow to end, and nobody waits for it
@@ -153,7 +156,7 @@ class StreamBalancer:
         return await self._commands.add(LBSInputMessage(name, info))
 
     async def claim(self, payload: LBSInfo) -> Ownership:
-        """Become the owner of a stream whose owner is gone; returning is the signal to begin, no notice follows.
+        """Become the owner of a stream whose owner is gone; when this returns, begin: no notice follows.
 
         Raises AlreadyClaimed when it has an owner (this consumer, maybe) or is finished: somebody was first.
         """
@@ -171,13 +174,15 @@ class StreamBalancer:
 
     async def _claim(self, payload: LBSInfo) -> Ownership:
         if self._is_over:
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: this balancer is done")
+            raise AlreadyClaimed(f"cannot claim {payload.data_stream_name!r}: this balancer has left the service")
         capacity = self.config.capacity
         if capacity is not None and len(self._holdings) >= capacity:
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: capacity={capacity} is used up")
+            raise AlreadyClaimed(
+                f"cannot claim {payload.data_stream_name!r}: this consumer already owns capacity={capacity} streams"
+            )
         with self._holdings.claiming(payload) as claim:
             if claim is None or self._holdings.get(payload.data_stream_name) is not None:
-                raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is with this very consumer")
+                raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is owned by this consumer")
             try:
                 ownership = await self._commands.claim(claim, len(self._holdings))
             except Exhausted as error:
@@ -188,7 +193,9 @@ class StreamBalancer:
         if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
             await self._commands.release([payload])
             self._forget(ownership)
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is handed on: this balancer is done")
+            raise AlreadyClaimed(
+                f"cannot claim {payload.data_stream_name!r}: this balancer left the service during the claim"
+            )
         return ownership
 
     async def _give_up(self, payload: LBSInfo, error: Exhausted) -> None:
@@ -197,7 +204,7 @@ class StreamBalancer:
         await self._commands.dead_letter(rejected, payload.data_stream_name)
 
     async def done_stream(self, name: str) -> None:
-        """Finish a data stream: it is nobody's any more, and its entry is deleted.
+        """Finish a data stream: release it and delete its entry.
 
         Raises StreamNotOwned when this consumer does not own it; OwnershipLost when another one has taken it over.
         """
@@ -215,7 +222,7 @@ class StreamBalancer:
         self._commands.emit(EventName.COMPLETED, id=ownership.payload.id_in_lbs)
 
     async def release(self, name: str) -> None:
-        """Hand a data stream over, unfinished: its lock runs out at once, which tells every peer, in Go as well.
+        """Hand over an unfinished data stream: its lock expires at once, which notifies every peer, also in Go.
 
         This consumer leaves it to others for some seconds. Raises as done_stream().
         """
@@ -229,7 +236,7 @@ class StreamBalancer:
             raise
         self._forget(ownership)
         if not is_released:
-            raise StreamNotOwned(f"{name!r} was not owned by {self._id} any more; nothing was changed")
+            raise StreamNotOwned(f"{self._id} no longer owns data stream {name!r}; nothing was changed")
         self._handed_back([ownership])
 
     def _handed_back(self, owned: list[Ownership]) -> None:
@@ -246,7 +253,7 @@ class StreamBalancer:
     def _settling(self, name: str, *, is_kept: bool) -> Ownership:
         ownership = self._holdings.get(name)
         if ownership is None or not self._holdings.settle(ownership, is_kept=is_kept):
-            raise StreamNotOwned(f"data stream {name!r} not found: {self._id} does not own it (any more)")
+            raise StreamNotOwned(f"data stream {name!r} not found: {self._id} does not own it, or no longer does")
         return ownership
 
     def _forget(self, ownership: Ownership) -> None:
@@ -267,7 +274,7 @@ class StreamBalancer:
     def _lost(self, lost: list[Ownership]) -> None:
         for ownership in lost:
             name = ownership.payload.data_stream_name
-            self.config.logger.warning("%s has lost %r: another consumer owns it", self._id, name)
+            self.config.logger.warning("%s lost data stream %r to another consumer", self._id, name)
             self.config.metrics_recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
             if self._runner is not None:
                 self._runner.lose(ownership)  # before any notice is read
@@ -286,7 +293,7 @@ class StreamBalancer:
         shutdown_grace_ms: int = 10_000,
         handle_signals: bool = True,
     ) -> None:
-        """Run a handler on every stream that this consumer gets, side by side, until stop(), SIGTERM or SIGINT.
+        """Run a handler on every stream that this consumer gets, concurrently, until stop(), SIGTERM or SIGINT.
 
         `handler(stream)` reads the stream by `async for message in stream` and commits how far it is. Returning means
         that the stream is done. When its iteration ends by itself, the stream is to be handed over. An exception hands
@@ -297,7 +304,7 @@ class StreamBalancer:
         """
         check_number("shutdown_grace_ms", shutdown_grace_ms, may_be_zero=True)
         if self._runner is not None:
-            raise ConfigurationError("a balancer runs once: make a new one")
+            raise ConfigurationError(f"the balancer of {self.service!r} already runs or has run; create a new one")
         grace_s = shutdown_grace_ms / 1000
         self._runner = Runner(self, self._commands, self._holdings, handler, serializer, rebalance, grace_s)
         if self._is_asked_to_stop:
@@ -320,7 +327,9 @@ class StreamBalancer:
         A shard is never done: one whose handler returns is handed out again. The service must be the topic's name.
         """
         if topic.name != self.service:
-            raise ConfigurationError(f"the balancer of topic {topic.name!r} must have its name, not {self.service!r}")
+            raise ConfigurationError(
+                f"run_topic() needs a balancer of the service {topic.name!r}, not {self.service!r}"
+            )
         await self.announce(topic)
 
         async def handle(stream: OwnedStream) -> None:
@@ -336,7 +345,7 @@ class StreamBalancer:
         )
 
     async def announce(self, topic: Topic) -> int:
-        """Have the shards of a topic shared out; return how many were not known yet."""
+        """Register the shards of a topic; return how many are new."""
         topic.check_prefix(self.client.prefix)
         added = await self._commands.announce(topic.streams)
         if added < 0:

@@ -76,7 +76,7 @@ _LOGGER, _NO_RECORDER = logging.getLogger("penstock.balancer"), MetricsRecorder(
 
 @dataclass(frozen=True)
 class RetryConfig:
-    """What to do when reading fails: so many tries in a row (-1: without end), with delays that double."""
+    """How to retry failed reads: the number of tries in a row (-1: unlimited), with delays that double."""
 
     max_retries: int = 5
     initial_retry_delay: float = 0.1
@@ -90,12 +90,12 @@ class RetryConfig:
             check_number(name, getattr(self, name), is_whole=False)
         if self.max_retry_delay < self.initial_retry_delay:
             raise ConfigurationError(
-                f"max_retry_delay={self.max_retry_delay} must not be below "
+                f"max_retry_delay={self.max_retry_delay} must be at least "
                 f"initial_retry_delay={self.initial_retry_delay}"
             )
 
     def delay_s(self, failures: int) -> float | None:
-        """Return how long to wait after so many failures in a row; None = give up."""
+        """Return the delay after a number of failures in a row; None = stop retrying."""
         if 0 <= self.max_retries < failures:
             return None
         return doubling(self.initial_retry_delay, failures, self.max_retry_delay)
@@ -159,8 +159,9 @@ class BalancerConfig:
     def _check_times(self) -> None:
         if self.heartbeat_interval_ms * 2 > self.lease_ms:
             raise ConfigurationError(
-                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be at most half of lease_ms={self.lease_ms}, "
-                f"else one late heartbeat costs every stream: use {self.lease_ms // 2} or less"
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms} must be at most half of "
+                f"lease_ms={self.lease_ms}; otherwise one late heartbeat loses all streams: use "
+                f"{self.lease_ms // 2} or less"
             )
         if self.lbs_idle_time * 1000 < self.lease_ms * 2:
             raise ConfigurationError(

@@ -1,6 +1,6 @@
 """Keeps the locks of all streams that are owned or asked for, from a thread: whatever the application does.
 
-Shared by the async and the sync half: it speaks to Redis over the blocking lane.
+Shared by the async and the sync half: it speaks to Redis over the blocking transport.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo
 from penstock.delivery.leases import Renewable, Renewal, checked, tell
 from penstock.keys import BalancerKeys
-from penstock.redis.blocking import Command, Reply
+from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.redis.scripts import Call, script
 from penstock.redis.settings import ConnectionSettings
 

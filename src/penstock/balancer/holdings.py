@@ -13,7 +13,7 @@ from penstock.balancer.messages import Info, LBSInfo
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """A data stream that this consumer owns, with a token that is greater than that of every owner before it."""
+    """A data stream that this consumer owns, with a token greater than that of every earlier owner."""
 
     payload: LBSInfo
     token: int

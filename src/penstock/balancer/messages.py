@@ -38,7 +38,7 @@ class LBSInfo:
 
 @dataclass(frozen=True, slots=True)
 class LBSInputMessage:
-    """What an entry of the load balancer stream says: a data stream wants an owner."""
+    """An entry of the load balancer stream: a data stream that needs an owner."""
 
     data_stream_name: str
     info: Info | None = None
@@ -61,23 +61,23 @@ class LBSInputMessage:
             raw = json.dumps(message, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise EncodeError(
-                f"info of {self.data_stream_name!r} cannot be written as JSON: {text_of(error)}"
+                f"info of {self.data_stream_name!r} cannot be encoded as JSON: {text_of(error)}"
             ) from error
         if len(raw) > DEFAULT_MAX_BYTES:
             raise PayloadTooLarge(
-                f"info of {self.data_stream_name!r} has {len(raw)} bytes, {DEFAULT_MAX_BYTES} are allowed: put it into "
-                f"the data stream"
+                f"info of {self.data_stream_name!r} has {len(raw)} bytes, more than the limit of "
+                f"{DEFAULT_MAX_BYTES}: publish it in the data stream instead"
             )
         return raw
 
     @classmethod
     def decode(cls, value: bytes) -> LBSInputMessage:
-        """Read a value as a Go peer does: keys in any case, unknown keys ignored, `Info` may be absent.
+        """Decode a value as a Go peer does: keys in any case, unknown keys ignored, `Info` optional.
 
         Raises MalformedEntry when it names no data stream.
         """
         if len(value) > DEFAULT_MAX_BYTES:
-            raise MalformedEntry(f"{FIELD} has {len(value)} bytes, {DEFAULT_MAX_BYTES} are allowed")
+            raise MalformedEntry(f"{FIELD} has {len(value)} bytes, more than the limit of {DEFAULT_MAX_BYTES}")
         try:
             found = json.loads(value)
         except (ValueError, RecursionError) as error:
@@ -87,7 +87,7 @@ class LBSInputMessage:
         by_name = {key.casefold(): item for key, item in found.items()}
         name, info = by_name.get(_NAME.casefold()), by_name.get(_INFO.casefold())
         if not isinstance(name, str) or not name:
-            raise MalformedEntry(f"{FIELD} names no data stream: {_NAME} must be a text that is not empty")
+            raise MalformedEntry(f"{FIELD} names no data stream: {_NAME} must be a non-empty string")
         if info is not None and not isinstance(info, dict):
             raise MalformedEntry(f"{_INFO} of {name!r} must be a JSON object or null, not {type(info).__name__}")
         try:
@@ -97,7 +97,7 @@ class LBSInputMessage:
 
     @classmethod
     def of_entry(cls, fields: Sequence[bytes]) -> LBSInputMessage:
-        """Read the fields of an entry; further ones are left alone."""
+        """Read the fields of an entry; ignore others."""
         for index in range(len(fields) - 2, -1, -2):  # of fields with one name the last one counts
             if fields[index] == FIELD.encode():
                 return cls.decode(fields[index + 1])
@@ -120,7 +120,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class StreamAdded(Notice):
-    """This consumer owns a data stream from now on; `token` is greater than that of every owner before it."""
+    """This consumer now owns a data stream; `token` is greater than that of every earlier owner."""
 
     type: ClassVar[int] = 1
     token: int = 0
@@ -128,21 +128,21 @@ class StreamAdded(Notice):
 
 @dataclass(frozen=True, slots=True)
 class StreamDisowned(Notice):
-    """Another consumer owns the data stream now: stop working on it."""
+    """Another consumer now owns the data stream: stop working on it."""
 
     type: ClassVar[int] = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StreamExpired(Notice):
-    """The owner of a data stream is gone: claim it."""
+    """The owner of a data stream is gone: the stream can be claimed."""
 
     type: ClassVar[int] = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTerminated(Notice):
-    """The last notice; `additional_info["info"]` says why."""
+    """The last notice; `additional_info["info"]` is the reason."""
 
     type: ClassVar[int] = 4
 
@@ -170,10 +170,15 @@ class Topic:
         """Raise ConfigurationError for anything that cannot work."""
         check_name("topic", self.name, MAX_NAME - _ROOM)
         if any(sign in self.name for sign in "{},"):
-            raise ConfigurationError(f"topic {self.name!r} must not contain braces or commas: its shards do")
+            raise ConfigurationError(
+                f"topic {self.name!r} must not contain braces or commas, which have a "
+                "meaning in the names of its shards"
+            )
         check_number("shards", self.shards)
         if self.shards > _MOST_SHARDS:
-            raise ConfigurationError(f"shards={self.shards} must be at most {_MOST_SHARDS}, the slots of a cluster")
+            raise ConfigurationError(
+                f"shards={self.shards} must be at most {_MOST_SHARDS}, the number of cluster slots"
+            )
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -182,7 +187,7 @@ class Topic:
 
     @property
     def spark_pattern(self) -> str:
-        """The shards as the option `subscribePattern` of the Spark source takes them, also those that are empty yet."""
+        """All shards, including empty ones, as the option `subscribePattern` of the Spark source."""
         return rf"\{{{re.escape(self.name)}:\d+\}}"
 
     def stream(self, shard: int) -> str:
@@ -195,7 +200,7 @@ class Topic:
 
     @property
     def keys(self) -> BalancerKeys:
-        """The keys of the service that shares the shards out."""
+        """The keys of the service that distributes the shards."""
         return BalancerKeys.of(self.name)
 
     @staticmethod
@@ -203,13 +208,13 @@ class Topic:
         """Raise ConfigurationError for a client whose prefix would come before the names of shards."""
         if prefix:
             raise ConfigurationError(
-                f"topics need a client without prefix={prefix!r}: their streams are named as every peer names them"
+                f"topics need a client without prefix={prefix!r}: all peers must use the same stream names"
             )
 
     def check_known(self, shards: int) -> None:
         """Raise ConfigurationError if the topic is known with another number of shards."""
         if shards != self.shards:
             raise ConfigurationError(
-                f"topic {self.name!r} has {shards} shards, not {self.shards}: with another number its keys would "
-                f"change shards; write Topic({self.name!r}, shards={shards}), or choose another name"
+                f"topic {self.name!r} has {shards} shards, not {self.shards}; with another number, keys would "
+                f"move to other shards: use Topic({self.name!r}, shards={shards}), or another name"
             )

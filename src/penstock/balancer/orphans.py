@@ -22,13 +22,13 @@ from penstock.redis.subscription import Subscription
 from penstock.runtime.aio import Flag, TaskGroup, next_tick
 
 _KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed over
-_SWARM_S = 0.2  # after a hint: those of one dead consumer come together, but Redis notices the last of them late
+_AFTER_HINT_S = 0.2  # after a hint: those of one dead consumer come together, but Redis notices the last of them late
 _MOST_SWEEPING = 5  # hints make a consumer sweep for no more than one part in so many of its time
 _ROOM_S = 0.5  # how soon a full queue of notices is looked at again, should the application read nothing
 _NEEDED = "KEx"
 _SETTING = "notify-keyspace-events"
 _POLL_S = 0.5
-_GATHER_S = 0.01  # events of one dead consumer come in a swarm and are looked into together
+_GATHER_S = 0.01  # events of one dead consumer come together and are looked into together
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
 
 
@@ -55,7 +55,7 @@ class Sweep:
         """Sweep without waiting for the interval, but not all the time: what events, and gaps in them, ask for."""
         if not self._soon.is_set():
             rest_s = min(_MOST_SWEEPING * self._took_s, self._config.recovery_interval_ms / 1000)
-            self._not_before_s = time.monotonic() + max(_SWARM_S, rest_s)
+            self._not_before_s = time.monotonic() + max(_AFTER_HINT_S, rest_s)
             self._soon.set()
 
     def keep_away(self, entry_id: str) -> None:
@@ -122,7 +122,9 @@ class Sweep:
             pending = [entry for entry in await self._commands.pending_of(wanted) if entry is not None]
             orphans = await self._orphans([entry for entry in pending if self._concerns_us(entry)])
         except PenstockError as error:
-            self._config.logger.warning("a hint was not followed: %s", error)
+            self._config.logger.warning(
+                "cannot check a data stream whose lock expired; the next sweep finds it: %s", error
+            )
             return
         hints = [hint for hint in orphans if names[hint.payload.id_in_lbs] == hint.payload.data_stream_name]
         refused = sum(not self._notices.offer(hint) for hint in hints)
@@ -216,7 +218,9 @@ class Listener:
                 await self._switch_on(connection)
             except PenstockError as error:
                 if not self._is_told:
-                    self._config.logger.info("no events of Redis (%s): sweeps find streams without an owner", error)
+                    self._config.logger.info(
+                        "cannot enable keyspace notifications (%s); sweeps find streams without an owner", error
+                    )
                 self._is_told = True
 
     @staticmethod
@@ -233,7 +237,9 @@ class Listener:
             await subscription.open()
         except PenstockError as error:
             if not self._failures:  # told once, not with each try
-                self._config.logger.warning("cannot listen for events: %s; sweeps do without", error)
+                self._config.logger.warning(
+                    "cannot subscribe to keyspace notifications: %s; sweeps find streams without an owner", error
+                )
             self._failures += 1
             await subscription.close()
             return None
@@ -248,7 +254,7 @@ class Listener:
                     self._on_gap()
                     await self.switch_on()
             except PenstockError as error:
-                self._config.logger.debug("no events for now: %s", error)
+                self._config.logger.debug("cannot find the masters to subscribe to: %s", error)
 
     async def _follow_masters(self) -> bool:
         # Listen to those that nobody listens to; return whether there are any.
@@ -265,9 +271,11 @@ class Listener:
         try:
             await self._hear(subscription)
         except PenstockError as error:
-            self._config.logger.warning("no events for now: %s", error)
+            self._config.logger.warning("lost the subscription to keyspace notifications; subscribing again: %s", error)
         except Exception:
-            self._config.logger.exception("no events for now")  # sweeps go on
+            self._config.logger.exception(
+                "lost the subscription to keyspace notifications; subscribing again"
+            )  # sweeps go on
         finally:
             self._hosts.discard(host)
             await subscription.close()

@@ -13,6 +13,6 @@ def main() -> None:
         if (error.name or "").partition(".")[0] not in _OF_THE_EXTRA:
             raise
         raise SystemExit(
-            f"penstock: the command line needs {error.name}, which is not installed: pip install penstock[cli]"
+            f"penstock: the command line needs {error.name}, which is not installed: pip install 'penstock[cli]'"
         ) from None
     run()

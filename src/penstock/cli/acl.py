@@ -17,29 +17,29 @@ from penstock.shown import to_json
 
 def acl(
     server: Server,
-    role: Annotated[RoleName, typer.Option(help="Who the user is.")],
+    role: Annotated[RoleName, typer.Option(help="The role of the user.")],
     stream: Annotated[
         list[str] | None,
         typer.Option(
-            help="A stream or message queue, or a pattern such as 'orders:*'; of a balancer its data streams."
+            help="A stream or message queue, or a pattern such as 'orders:*'; for a balancer, its data streams."
         ),
     ] = None,
     queue: Annotated[list[str] | None, typer.Option(help="A task queue.")] = None,
     service: Annotated[list[str] | None, typer.Option(help="A balanced service.")] = None,
     dead_letters: Annotated[
-        list[str] | None, typer.Option(help="The key of dead letters with a name of their own.")
+        list[str] | None, typer.Option(help="A dead-letter stream that does not have its default name.")
     ] = None,
-    user: Annotated[str | None, typer.Option(help="The user.", show_default="penstock-<role>")] = None,
-    prefix: Annotated[str, typer.Option(help="The prefix of the clients, if they have one.")] = "",
-    cluster: Annotated[bool, typer.Option("--cluster", help="For a Redis Cluster, with --offline.")] = False,
+    user: Annotated[str | None, typer.Option(help="The name of the user.", show_default="penstock-<role>")] = None,
+    prefix: Annotated[str, typer.Option(help="The key prefix of the clients, if any.")] = "",
+    cluster: Annotated[bool, typer.Option("--cluster", help="With --offline: the server is a Redis Cluster.")] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Ask no server: for the oldest that is supported.")
+        bool, typer.Option("--offline", help="Do not connect to a server; assume the oldest supported version.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the ACL SETUSER line of a user with the least rights that a role needs: pipe it into redis-cli.
+    """Print an ACL SETUSER command with the least rights that a role needs, to be piped into redis-cli.
 
-    It names no password, and changes none. Options that name keys may be repeated.
+    It does not set or change a password. Options that name keys may be repeated.
     """
     given = (tuple(stream or ()), tuple(queue or ()), tuple(service or ()), tuple(dead_letters or ()), prefix)
     if offline:
@@ -54,4 +54,4 @@ def acl(
     rules = rights.rules(known)
     line = as_line(["ACL", "SETUSER", name, *rules])
     print(to_json({"user": name, "role": role.value, "rules": rules, "line": line}) if as_json else line)
-    say(f"if the user is new, give it a password as well: ACL SETUSER {name} '>...'")
+    say(f"if the user is new, set a password as well: ACL SETUSER {name} '>...'")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-app = group("Copy streams into a Delta table, verify it, compact it.")
+app = group("Copy streams into a Delta table; verify and compact it.")
 _ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who give options; here there is a flag
 
 
@@ -31,18 +31,26 @@ _ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who g
 def run(
     server: Server,
     archive: Archive,
-    stream: Annotated[str, typer.Option(help="One stream, several with commas, or a pattern such as 'orders:*'.")],
+    stream: Annotated[
+        str, typer.Option(help="A stream, several separated by commas, or a pattern such as 'orders:*'.")
+    ],
     once: Once = True,
-    group: Annotated[str, typer.Option(help="Consumer group that shows how far the archive is.")] = "penstock-archive",
-    every: Annotated[float, duration("How often a batch begins, with --continuous.", default="10s")] = 10.0,
-    max_batch_rows: Annotated[int, typer.Option(min=1, help="Entries of a batch at most.")] = 1_000_000,
+    group: Annotated[
+        str, typer.Option(help="The consumer group that records how far the archive has read.")
+    ] = "penstock-archive",
+    every: Annotated[float, duration("How often to start a batch, with --continuous.", default="10s")] = 10.0,
+    max_batch_rows: Annotated[int, typer.Option(min=1, help="Maximum number of entries per batch.")] = 1_000_000,
     allow_data_loss: Annotated[
-        bool, typer.Option("--allow-data-loss", help="Continue although entries were trimmed unread; record the gap.")
+        bool,
+        typer.Option(
+            "--allow-data-loss",
+            help="Continue even if entries were trimmed before they were archived; record the gap.",
+        ),
     ] = False,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy streams into the archive, and print what it holds then."""
+    """Copy streams into the archive, then print what it contains."""
     from penstock.spark.archive import ArchiveRun, is_archive
 
     job = ArchiveRun(
@@ -69,7 +77,7 @@ def run(
     if is_archive(archive):
         _show(archive, as_json)
     else:
-        say(f"nothing is archived yet: no stream {stream!r} has entries")
+        say(f"nothing is archived yet: no stream {stream!r} with entries was found")
 
 
 def _end(spark: SparkSession) -> None:
@@ -98,24 +106,24 @@ def _attend(query: StreamingQuery, stop: Stopping) -> None:
     except StreamingQueryException as error:
         if stop.is_asked and StopAsked.__name__ in str(error):
             return
-        told = _ADVICE.sub("Start it with --allow-data-loss to go on without them", str(query_failed(error)))
+        told = _ADVICE.sub("Use --allow-data-loss to continue without them", str(query_failed(error)))
         _ended(told, is_stopped=stop.is_asked)
     except (Py4JError, ConnectionError) as error:
         if isinstance(error, Py4JJavaError) and not stop.is_asked:
             raise
-        why = "Spark's Java has ended: it was killed, or had too little memory"
-        _ended(f"{why}. Started again, the run goes on where it was", is_stopped=stop.is_asked)
+        why = "the Java process of Spark ended: it was killed, or ran out of memory"
+        _ended(f"{why}. Run the command again to continue where it stopped", is_stopped=stop.is_asked)
 
 
 def _ended(told: str, *, is_stopped: bool) -> None:
     if not is_stopped:
         raise QueryFailed(told) from None
-    print_error(f"stopped before the batch was done, and the next run archives it: {told}")
+    print_error(f"stopped in the middle of a batch, which the next run archives: {told}")
 
 
 @command(app)
 def status(archive: Archive, as_json: AsJson = False) -> None:
-    """Print what is archived."""
+    """Print what the archive contains."""
     _show(archive, as_json)
 
 
@@ -130,7 +138,7 @@ def _show(archive: str, as_json: bool) -> None:
         "days": lambda each: each.days,
         "first": lambda each: each.first,
         "archived up to": lambda each: each.upto,
-        "lost before": lambda each: "unknown" if each.lost is None else each.lost,
+        "lost": lambda each: "unknown" if each.lost is None else each.lost,
     }
     print_rows(of(archive), columns, as_json=as_json, none="nothing is archived yet")
 
@@ -138,10 +146,10 @@ def _show(archive: str, as_json: bool) -> None:
 @command(app)
 def verify(
     archive: Archive,
-    rows: Annotated[bool, typer.Option("--rows", help="Decode the files and compare their rows, too.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="Also decode the files and compare their rows.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every file and every range with the log of the table; code 3 if anything is not as it should be."""
+    """Compare every file and every range with the log of the table; exit with code 3 if anything differs."""
     from penstock.spark.archive import verify as examine
 
     report = examine(archive, rows=rows)
@@ -161,28 +169,32 @@ def verify(
 @command(app)
 def compact(
     archive: Archive,
-    target_mb: Annotated[int, typer.Option(min=1, help="Size that files are brought up to.")] = 256,
+    target_mb: Annotated[int, typer.Option(min=1, help="Target size of the compacted files, in MB.")] = 256,
     grace: Annotated[
-        float, duration("How long replaced files stay for those that read them, in whole hours.", default="1h")
+        float, duration("How long replaced files are kept for running readers, in whole hours.", default="1h")
     ] = 3_600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Make few big files of the many small ones of a day."""
+    """Merge the small files of each day into few large ones."""
     from penstock.spark.archive import compact as merge
 
     done = merge(archive, target_bytes=target_mb << 20, grace_s=grace)
-    told = f"{done.merged:,} files became {done.made:,}; {done.cleaned:,} replaced files were removed"
+    told = f"merged {done.merged:,} files into {done.made:,}; removed {done.cleaned:,} replaced files"
     print(to_json(done) if as_json else told)
 
 
 @command(app, "import")
 def import_(
-    source: Annotated[str, typer.Option("--from", help="The folder of the old archive; it is not changed.")],
+    source: Annotated[str, typer.Option("--from", help="The folder of the old archive, which is not changed.")],
     archive: Archive,
     as_json: AsJson = False,
 ) -> None:
-    """Copy an archive of an older Penstock, which was no Delta table yet, into a new one."""
+    """Copy an archive in the format of an older Penstock, before Delta tables, into a new archive."""
     from penstock.spark.archive import import_archive
 
     copied = import_archive(source, archive, tell=lambda stream, rows: say(f"{shown(stream)}: {rows:,} entries"))
-    print(to_json({"copied": copied}) if as_json else f"{copied:,} entries were copied; verify the archive now")
+    print(
+        to_json({"copied": copied})
+        if as_json
+        else (f"copied {copied:,} entries; run `penstock archive verify` to check them")
+    )

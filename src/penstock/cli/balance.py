@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Server, command, group, paged
+from penstock.cli.command import Server, command, group, listed
 from penstock.cli.options import AsJson, Limit, Yes, confirm
-from penstock.cli.shown import Columns, print_rows
+from penstock.cli.shown import Columns, print_rows, span_ms
 from penstock.shown import shown, to_json
 
-app = group("Look at balanced services, and take streams from their owners.")
+app = group("Inspect balanced services, and release streams from their owners.")
 _SERVICES: Columns = {
     "service": "name",
     "streams": "streams",
@@ -22,16 +22,16 @@ _SERVICES: Columns = {
 _STREAMS: Columns = {
     "data stream": "data_stream",
     "owner": "owner",
-    "lock ms": "lock_ms",
+    "lock left": lambda each: span_ms(each.lock_ms),
     "deliveries": "deliveries",
-    "idle ms": "idle_ms",
+    "idle": lambda each: span_ms(each.idle_ms),
 }
 
 
 @command(app)
 def ls(
     server: Server,
-    service: Annotated[str | None, typer.Argument(help="List the streams of this service, and who owns them.")] = None,
+    service: Annotated[str | None, typer.Argument(help="List the streams of this service and their owners.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only streams of this consumer.")] = None,
     limit: Limit = 1_000,
     as_json: AsJson = False,
@@ -39,12 +39,12 @@ def ls(
     """List balanced services, or the streams of one."""
     with server.inspector() as inspector:
         if service is None:
-            print_rows(inspector.services.all(), _SERVICES, as_json=as_json, none="there is no balanced service")
+            print_rows(inspector.services.all(), _SERVICES, as_json=as_json, none="no balanced services")
             return
-        rows = paged(
+        rows = listed(
             lambda count, cursor: inspector.services.streams(service, owner=owner, limit=count, cursor=cursor), limit
         )
-        print_rows(rows, _STREAMS, as_json=as_json, none=f"no stream of {service} was handed out")
+        print_rows(rows, _STREAMS, as_json=as_json, none=f"service {service} has not handed out any streams")
 
 
 @command(app)
@@ -61,4 +61,4 @@ def release(
         confirm(f"Take stream {stream} of {service} from its owner?", yes=yes)
         owner = inspector.services.release(service, stream)
     row = {"service": service, "stream": stream, "owner": owner}
-    print(to_json(row) if as_json else f"{shown(stream)} was owned by {shown(owner)}; another consumer takes it over")
+    print(to_json(row) if as_json else f"released {shown(stream)} from {shown(owner)}; another consumer takes it over")

@@ -61,14 +61,16 @@ def _milliseconds(value: float | None) -> str | None:
 
 def bench(
     server: Server,
-    messages: Annotated[int, typer.Option(min=1, max=1_000_000, help="Messages to publish, at most.")] = 20_000,
-    size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Bytes of a message.")] = 200,
-    limit: Annotated[float, duration("How long each measurement takes, at most.", "--for", default="3s")] = 3.0,
+    messages: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Maximum number of messages to publish.")
+    ] = 20_000,
+    size: Annotated[int, typer.Option(min=1, max=1 << 20, help="Size of a message in bytes.")] = 200,
+    limit: Annotated[float, duration("Maximum duration of each measurement.", "--for", default="3s")] = 3.0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure round trips, publishing, handling and the way of single messages on this server.
+    """Measure round trips, publishing, handling and the latency of single messages on this server.
 
-    It uses a stream of its own, and removes it. Other clients of the server are slowed down meanwhile.
+    It uses a temporary stream and removes it afterwards. Other clients of the server are slowed down while it runs.
     """
     say(f"measuring for up to {4 * limit:.0f} s ...")
     rows = asyncio.run(_measure(server.url, messages, "x" * size, limit))

@@ -29,6 +29,7 @@ from penstock.errors import (
     StreamMissing,
     WrongType,
 )
+from penstock.keys import is_utf8
 from penstock.ops.model import Page
 from penstock.settings import Given, Settings, TaskQueueSettings, flag
 from penstock.sync.ops import Inspector
@@ -36,6 +37,7 @@ from penstock.sync.providers import make_task_queue
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks import RedisTaskQueue
 
+logger = logging.getLogger("penstock.cli")
 FAILED, USAGE, NOT_FOUND = 1, 2, 3
 UNHEALTHY = NOT_FOUND
 _PAGE = 200
@@ -58,7 +60,10 @@ class Server:
     @classmethod
     def from_options(cls, url: Url = FROM_SETTINGS, config: ConfigFile = None) -> Server:
         """Read the settings; what the command line says stands above file and environment."""
-        return cls(load_settings(url, config))
+        settings = load_settings(url, config)
+        [found] = [each for each in settings.all if each.name == "task_queue.url"]
+        logger.debug("the server is %s (%s)", found.shown, found.origin)
+        return cls(settings)
 
     @property
     def url(self) -> str:
@@ -78,8 +83,8 @@ class Server:
         table = self.settings.task_queue
         if table.provider == "stub":
             raise SettingsError(
-                "task_queue.provider is 'stub', a queue in the memory of one process, which no other can reach: "
-                "use 'redis'"
+                "task_queue.provider is 'stub', a queue in the memory of one process that other processes "
+                "cannot reach: set it to 'redis'"
             )
         options = {**table.options, "name": name} if name else table.options
         return replace(table, options=options, **{key: value for key, value in changes.items() if value is not None})
@@ -94,7 +99,7 @@ class Server:
         queue = make_task_queue(table)
         if not isinstance(queue, RedisTaskQueue):
             raise SettingsError(
-                f"task_queue.provider is {table.provider!r}: this command looks into queues in Redis only"
+                f"task_queue.provider is {table.provider!r}, but this command supports only task queues in Redis"
             )
         return queue
 
@@ -110,6 +115,21 @@ def paged(read: Callable[[int, str], Page[_T]], limit: int) -> Iterator[_T]:
             return
 
 
+def listed(read: Callable[[int, str], Page[_T]], limit: int) -> Iterator[_T]:
+    """Yield like paged(), and say so if there is more than the limit."""
+    for number, item in enumerate(paged(read, limit + 1)):
+        if number == limit:
+            shown.say(f"more than {limit:,} found: raise --limit to see all")
+            return
+        yield item
+
+
+def must_match(inspector: Inspector, pattern: str) -> None:
+    """Raise NotFound if a pattern is a plain name that no stream has: a probe with a typo must not be healthy."""
+    if not any(char in pattern for char in "*?["):
+        inspector.streams.info(pattern, memory=False)
+
+
 def the_one(prefix: str, known: Iterable[str], what: str) -> str:
     """Return the id that begins with what the user has given; raise NotFound, or ConfigurationError if several do."""
     found = sorted({each for each in known if each.startswith(prefix)}) if prefix else []
@@ -117,9 +137,9 @@ def the_one(prefix: str, known: Iterable[str], what: str) -> str:
         return prefix if prefix in found else found[0]
     if found:
         raise ConfigurationError(
-            f"{prefix!r} begins {len(found)} ids, such as {found[0]} and {found[1]}: give more of it"
+            f"{prefix!r} matches {len(found)} ids, such as {found[0]} and {found[1]}: give more characters"
         )
-    raise NotFound(f"there is no {what} {prefix!r}")
+    raise NotFound(f"no {what} matches {prefix!r}")
 
 
 def group(meaning: str, **options: Any) -> typer.Typer:
@@ -165,6 +185,7 @@ def _with_common_options(function: Callable[..., None], logs: int) -> Callable[.
     def run(**given: Any) -> None:
         is_verbose, is_quiet = given.pop("verbose"), given.pop("quiet")
         with errors_shown(), shown.verbosity(logs, is_verbose=is_verbose, is_quiet=is_quiet):
+            _check_texts(given.values())
             groups = {name: make(**{each: given.pop(each) for each in taken[name]}) for name, make in made.items()}
             function(**groups, **given)
 
@@ -172,6 +193,14 @@ def _with_common_options(function: Callable[..., None], logs: int) -> Callable[.
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def _check_texts(values: Iterable[object]) -> None:
+    # Bytes that are no UTF-8 arrive as lone surrogates, which neither Redis nor most libraries take.
+    for value in values:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not is_utf8(text):
+                raise ConfigurationError(f"{text!r} is not UTF-8 text")
 
 
 @contextmanager

@@ -18,14 +18,14 @@ from penstock.shown import to_json
 from penstock.sync.providers import make_result_backend
 
 _OURS = ("fs", "postgres", "s3")
-app = group("Show and check the settings.")
+app = group("Show and check settings.")
 
 
 @command(app)
 def show(
     config: ConfigFile = None, settings: SetOptions = None, url: Url = FROM_SETTINGS, as_json: AsJson = False
 ) -> None:
-    """Print every setting, and where it came from. Secrets are masked."""
+    """Print every setting and where it comes from. Secrets are masked."""
     columns: dict[str, Callable[[dict[str, Any]], object]] = {
         "setting": lambda row: row["name"],
         "value": lambda row: to_json(row["value"]),
@@ -39,7 +39,7 @@ def show(
 def check(
     config: ConfigFile = None, settings: SetOptions = None, url: Url = FROM_SETTINGS, as_json: AsJson = False
 ) -> None:
-    """Check the settings, and that what they name is installed and takes them; connects to nothing."""
+    """Check the settings, and that the providers they name are installed and accept them; makes no connections."""
     found = _load(config, settings, url)
     providers = [
         (plugins, next(setting for setting in found.all if setting.name == f"{table}.provider"))
@@ -47,7 +47,7 @@ def check(
     ]
     for plugins, provider in providers:
         if provider.value not in plugins:
-            reason = f"there is no {plugins.noun} {provider.value!r}: {suggestion(provider.value, plugins.names())}"
+            reason = f"unknown {plugins.noun} {provider.value!r}; {suggestion(provider.value, plugins.names())}"
             raise SettingsError(f"{provider.origin}: {reason}")
     for plugins, provider in providers:
         with _told(provider):
@@ -56,7 +56,7 @@ def check(
         # Ours open no connection when they are made, and name the package that is missing. Others' may do anything.
         if found.result_backend.provider in _OURS:
             make_result_backend(found).close()
-    print(to_json({"usable": True}) if as_json else "The settings are usable.")
+    print(to_json({"usable": True}) if as_json else "The settings are valid.")
 
 
 @command(app)
@@ -80,7 +80,7 @@ def _load(config: Path | None, settings: list[str] | None, url: str) -> Settings
 def _parsed(item: str) -> Given:
     name, equals, value = item.partition("=")
     if not equals:
-        raise SettingsError("--set takes <table>.<key>=<value>, such as --set task_queue.idle_ms=5000")
+        raise SettingsError("--set needs <table>.<key>=<value>, such as --set task_queue.idle_ms=5000")
     return flag(name.strip(), value)
 
 

@@ -36,20 +36,22 @@ def consume(
     concurrency: Concurrency = 16,
     processes: Processes = 1,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="The function takes lists of messages, this long at most.")
+        int | None, typer.Option(min=1, help="The function takes lists of at most this many messages.")
     ] = None,
     burst: Burst = False,
     watch: Watch = False,
-    lease: Annotated[float, duration("How long a silent consumer keeps what it holds.", default="10s")] = 10.0,
-    max_deliveries: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
-    dead_letters: Annotated[str | None, typer.Option(help="The stream that gets what was given up.")] = None,
+    lease: Annotated[float, duration("How long an unresponsive consumer keeps its messages.", default="10s")] = 10.0,
+    max_deliveries: Annotated[
+        int, typer.Option(min=1, help="How often to try a message before it is dead-lettered.")
+    ] = 3,
+    dead_letters: Annotated[str | None, typer.Option(help="The stream for dead letters.")] = None,
     grace: Grace = 30.0,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Handle the messages of a stream with a function of a module until SIGTERM or Ctrl-C.
 
-    With more than one process, or --watch, the processes are supervised: one that ends is started again.
+    With --processes above 1, or --watch, the processes are supervised: one that ends is restarted.
     """
     function = target.load(handler, "the handler")
     if not callable(function):
@@ -93,15 +95,16 @@ async def _consume(
             from penstock.cli.worker_metrics import ConsumerCollector, serve
 
             served, _ = serve(*metrics, ConsumerCollector(stream, config.group, consumer.metrics))
-            print_status(f"metrics on port {served.server_port}")
-        print_status(f"consumer {consumer.worker_name} of {stream}/{config.group}")
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(_stop_when_idle(consumer, group)) if burst else None
-            await consumer.run()
-            if watching is not None:
-                watching.cancel()
+            print_status(f"serving metrics on port {served.server_port}")
+        with supervisor.signals_heard():
+            print_status(f"consumer {consumer.worker_name} of {stream}/{config.group}")
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(_stop_when_idle(consumer, group)) if burst else None
+                await consumer.run()
+                if watching is not None:
+                    watching.cancel()
         done = consumer.metrics()
-        print_status(f"ended: {done.total_acked} done, {done.total_errors} failed, {done.total_dlq} dead")
+        print_status(f"ended: {done.total_acked} done, {done.total_errors} failed, {done.total_dlq} dead-lettered")
 
 
 async def _stop_when_idle(consumer: StreamConsumer, group: ConsumerGroup) -> None:

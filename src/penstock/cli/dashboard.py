@@ -22,11 +22,13 @@ def dashboard(
         str | None,
         typer.Option(
             envvar="PENSTOCK_DASHBOARD_TOKEN",
-            help="What browsers log in with. Needed, and made up if not given, unless only this machine is admitted.",
+            help=(
+                "The token to log in with. Required, and generated if not given, unless --host is a loopback address."
+            ),
         ),
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="A host name that the dashboard is reached by. May be repeated.")
+        list[str] | None, typer.Option(help="A host name under which the dashboard is reached. May be repeated.")
     ] = None,
     allow_actions: Annotated[
         bool, typer.Option("--allow-actions", help="Let users redrive, claim, retry, trim and cancel.")
@@ -66,5 +68,7 @@ def _is_any(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         if not host:
-            raise ConfigurationError("--host must not be empty: 0.0.0.0 admits other machines") from None
+            raise ConfigurationError(
+                "--host must not be empty: use 0.0.0.0 to accept connections from other machines"
+            ) from None
         return False

@@ -41,32 +41,41 @@ _FEW = 20  # whole dead letters that are in memory together
 _SHORT, _WHOLE = 2_048, 64 << 20  # bytes of a value
 _LETTERS: Columns = {
     "id": "id",
-    "of": lambda each: each.source_stream or each.stream,
+    "source": lambda each: each.source_stream or each.stream,
     "task": "task_id",
     "kind": "task_kind",
     "reason": "reason",
     "attempts": "attempts",
-    "died": "dead_at",
+    "dead since": "dead_at",
     "error": lambda each: (f"{each.error}: {each.error_text}" if each.error else each.error_text)[:200],
 }
 _CAUSES: Columns = {
     "count": "count",
     "reason": "reason",
-    "of": lambda each: ", ".join(each.sources),
+    "source": lambda each: ", ".join(each.sources),
     "newest": "sample_id",
     "fingerprint": "fingerprint",
     "error": lambda each: f"{each.error}: {each.error_text}"[:200],
 }
-Ids = Annotated[list[str] | None, typer.Argument(help="Ids of records or tasks; all that match if none is given.")]
-RecordId = Annotated[str, typer.Argument(metavar="ID", help="Id of a record, or of a task.")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(help="Ids (or unique prefixes) of records or tasks; if none is given, all that match the options."),
+]
+RecordId = Annotated[str, typer.Argument(metavar="ID", help="The id (or a unique prefix) of a record or task.")]
 Of = Annotated[
     str | None,
-    typer.Option("--queue", help="The stream, message queue, task queue or service; all of them if left out."),
+    typer.Option("--queue", help="A stream, message queue, task queue or service (default: all)."),
 ]
-Cause = Annotated[str | None, typer.Option("--cause", help="Only those of one cause, by its fingerprint.")]
-To = Annotated[str | None, typer.Option(help="The stream that they go back to, if their own name does not tell it.")]
-MaxRedrives = Annotated[int, typer.Option(min=1, help="Leave those that were redriven this often.")]
-MaxLimit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many, the oldest first.")]
+Cause = Annotated[
+    str | None,
+    typer.Option("--cause", help="Only those with this cause (the fingerprint that `dlq ls --causes` shows)."),
+]
+To = Annotated[
+    str | None,
+    typer.Option(help="The stream to return them to, if it cannot be told from the name of the dead-letter stream."),
+]
+MaxRedrives = Annotated[int, typer.Option(min=1, help="Skip those that were already redriven this often.")]
+MaxLimit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many, oldest first.")]
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,7 @@ def _chosen(
 def ls(
     server: Server,
     selection: DeadLetterChoice,
-    causes: Annotated[bool, typer.Option("--causes", help="Group them by cause, the most frequent first.")] = False,
+    causes: Annotated[bool, typer.Option("--causes", help="Group them by cause, most frequent first.")] = False,
     limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
@@ -174,7 +183,7 @@ def ls(
         return
     print_rows(letters, _LETTERS, as_json=False)
     if not letters:
-        say("No dead letters." if not total else f"None of the {total:,} dead letters matches.")
+        say("No dead letters." if not total else f"None of the {total:,} dead letters match.")
     elif len(letters) < total:
         say(f"{len(letters):,} of {total:,}")
 
@@ -199,7 +208,7 @@ def redrive(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put dead letters back where they came from; each moves in one step."""
+    """Return dead letters to where they came from; each moves in one atomic step."""
     with server.inspector() as inspector:
         choice, missing = _chosen(inspector, selection, ids)
         redrive_all = partial(_redrive, inspector, choice, limit, to=to, per_second=rate, max_redrives=max_redrives)
@@ -211,7 +220,9 @@ def redrive(
             counts = redrive_all(dry_run=False)
     told = f"{'would redrive' if dry_run else 'redrove'} {counts['redriven']:,} dead letters"
     if counts["refused"]:
-        told += f"; {counts['refused']:,} stay: redriven {max_redrives} times already, open again, or done since"
+        told += (
+            f"; skipped {counts['refused']:,}: redriven {max_redrives} times already, or the task is open or finished"
+        )
     _tell({**counts, "dry_run": dry_run}, told, missing, as_json)
 
 
@@ -230,21 +241,21 @@ def edit(
     server: Server,
     record: RecordId,
     payload: Annotated[
-        str | None, typer.Option(help="The new payload in JSON; without it, $EDITOR opens the present one.")
+        str | None, typer.Option(help="The new payload as JSON (default: edit the current one in $EDITOR).")
     ] = None,
     of: Of = None,
     to: To = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put one dead letter back with another payload."""
+    """Redrive one dead letter with a changed payload."""
     with server.inspector() as inspector:
         stream, record_id = _by_id(inspector, _streams(inspector, of), record)
         letter = inspector.dead_letters.show(stream, record_id)
         value = _json(payload) if payload is not None else _edited(letter)
         confirm(f"Redrive {record_id} with this payload: {to_json(value)[:200]}?", yes=yes)
         new_id = inspector.dead_letters.redrive_edited(stream, record_id, value, to=to)
-    print(to_json({"id": record_id, "new_id": new_id}) if as_json else f"{record_id} is {new_id} now")
+    print(to_json({"id": record_id, "new_id": new_id}) if as_json else f"redrove {record_id} as {new_id}")
 
 
 def _json(text: str) -> Any:
@@ -262,7 +273,7 @@ def _edited(letter: DeadLetterInfo) -> Any:
         file = Path(folder) / "payload.json"
         file.write_text(to_json(payload_of(letter), indent=2) + "\n")
         if subprocess.run([*shlex.split(editor), str(file)], check=False).returncode:
-            raise ConfigurationError(f"{editor} failed: nothing was changed")
+            raise ConfigurationError(f"{editor} failed; nothing was changed")
         return _json(file.read_text())
 
 
@@ -275,14 +286,14 @@ def purge(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete dead letters for good."""
+    """Permanently delete dead letters."""
     with server.inspector() as inspector:
         choice, missing = _chosen(inspector, selection, ids)
         counted = sum(inspector.dead_letters.count(*each)[0] for each in choice.items())
         purged = counted if limit is None else min(counted, limit)
         if not dry_run:
             if purged > 1:
-                confirm(f"Delete {purged:,} dead letters for good?", yes=yes)
+                confirm(f"Permanently delete {purged:,} dead letters?", yes=yes)
             purged = _purge(inspector, choice, limit)
     told = f"{'would delete' if dry_run else 'deleted'} {purged:,} dead letters"
     _tell({"purged": purged, "dry_run": dry_run}, told, missing, as_json)
@@ -301,10 +312,10 @@ def export_(
     server: Server,
     selection: DeadLetterChoice,
     limit: MaxLimit = None,
-    form: Annotated[Format, typer.Option("--format", help="How the table is written.")] = Format.CSV,
+    form: Annotated[Format, typer.Option("--format", help="The format of the table.")] = Format.CSV,
     output: Output = None,
 ) -> None:
-    """Write dead letters as a table; cells that a spreadsheet would take for formulas are made harmless."""
+    """Write dead letters as a table; cells that a spreadsheet would run as formulas are escaped."""
     with server.inspector() as inspector:
         choice, _ = _chosen(inspector, selection)
         letters = _letters(inspector, choice, EVERYTHING if limit is None else limit, _WHOLE, _FEW)
@@ -316,12 +327,12 @@ def export_(
 def _tell(counts: dict[str, object], told: str, missing: list[str], as_json: bool) -> None:
     print(to_json({**counts, **({"missing": missing} if missing else {})}) if as_json else told)
     if missing:
-        print_error(f"no dead letter is called {', '.join(missing)}: `penstock dlq ls` shows them")
+        print_error(f"no dead letter has the id {', '.join(missing)}; list them with `penstock dlq ls`")
         raise typer.Exit(NOT_FOUND)
 
 
-app = group("Look at dead letters, put them back, keep them, delete them.")
-seeds_app = group("The dead letters, by the names that users of other queues know.", hidden=True)
+app = group("Inspect, redrive, export and delete dead letters.")
+seeds_app = group("Dead letters, under the command names of other queues.", hidden=True)
 _NAMES: dict[str, tuple[str | None, Callable[..., None]]] = {
     "ls": ("list", ls),
     "show": ("inspect", show),

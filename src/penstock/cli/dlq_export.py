@@ -98,7 +98,7 @@ def _jsonl(letters: Iterable[DeadLetterInfo], path: Path | None) -> int:
 
 def _parquet(letters: Iterable[DeadLetterInfo], path: Path | None) -> int:
     if path is None:
-        raise ConfigurationError("Parquet is not text: name a file with --output dead.parquet")
+        raise ConfigurationError("Parquet is a binary format: name a file, such as --output dead.parquet")
     try:
         import pyarrow as pa
         from pyarrow import parquet

@@ -19,7 +19,7 @@ def exporter(
     server: Server,
     stream: Pattern = "*",
     every: Every = 2.0,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Where metrics are served.")] = 9_808,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to serve metrics on.")] = 9_808,
     host: Host = LOOPBACK,
 ) -> None:
     """Serve metrics of streams, queues, tasks, balanced services and servers until SIGTERM or Ctrl-C."""
@@ -33,7 +33,7 @@ def exporter(
         sampler = stack.enter_context(Sampler(inspector, every_s=every, match=stream))
         metrics, thread = serve(host, port, InspectorCollector(sampler))
         stack.callback(SignalWatch.subscribe(stop.set))
-        print_status(f"metrics of {inspector.client.settings.where} on port {metrics.server_port}")
+        print_status(f"serving metrics of {inspector.client.settings.where} on port {metrics.server_port}")
         while not stop.wait(1.0):
             pass
         metrics.shutdown()

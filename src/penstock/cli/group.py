@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import time
 from typing import Annotated
 
@@ -10,42 +11,32 @@ import typer
 from penstock import ids
 from penstock.cli.command import Server, command, group
 from penstock.cli.options import AsJson, GroupName, StreamName, Yes, confirm, duration
-from penstock.cli.shown import Columns, print_rows
-from penstock.cli.stream import lag_text
+from penstock.cli.shown import Columns, print_rows, span
+from penstock.cli.stream import GROUPS, lag_text
 from penstock.errors import PenstockError
 from penstock.ops.model import GroupLag
 from penstock.shown import shown, to_json
 from penstock.sync.ops import Inspector, Sampler
 from penstock.times import moment_ms
 
-app = group("Look at consumer groups, move and delete them.")
-_GROUPS: Columns = {
-    "stream": "stream",
-    "group": "name",
-    "kind": lambda each: each.kind.value,
-    "consumers": "consumers",
-    "lag": lambda each: lag_text(each.lag),
-    "pending": "pending",
-    "retries waiting": "retries_waiting",
-    "last delivered": "last_delivered_id",
-}
+app = group("Inspect, move and delete consumer groups.")
 _PLACES = {"beginning": "-", "end": "+"}
 _LAGS: Columns = {
     "stream": "stream",
     "group": "group",
     "lag": lag_text,
-    "age s": "age_s",
+    "oldest unread": lambda each: span(each.age_s) if each.count else None,
     "pending": "pending",
     "in/s": "in_per_s",
     "out/s": "out_per_s",
-    "drained in s": "drain_s",
+    "drained in": lambda each: span(each.drain_s),
 }
 
 
 @command(app)
 def ls(
     server: Server,
-    stream: Annotated[str | None, typer.Argument(help="The stream; all streams if left out.")] = None,
+    stream: Annotated[str | None, typer.Argument(help="The stream (default: all).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the groups of a stream, or of all streams."""
@@ -54,33 +45,34 @@ def ls(
             found = inspector.groups.of(stream)
         else:
             found = tuple(each for info in inspector.overview(count_lags=True).streams for each in info.groups)
-        print_rows(found, _GROUPS, as_json=as_json, none="there is no group")
+        print_rows(found, GROUPS, as_json=as_json, none="no consumer groups")
 
 
 @command(app)
 def lag(
     server: Server,
-    stream: Annotated[str | None, typer.Argument(help="The stream; all streams if left out.")] = None,
-    name: Annotated[str | None, typer.Argument(metavar="GROUP", help="The group; all groups if left out.")] = None,
+    stream: Annotated[str | None, typer.Argument(help="The stream (default: all).")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="GROUP", help="The group (default: all).")] = None,
     over: Annotated[
-        float, duration("Sample twice, this far apart, for rates and drain time; 0s samples once.", default="0s")
+        float, duration("Take two samples this far apart, for rates and drain time; 0s takes one.", default="0s")
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Print how many entries groups have not read, how old the oldest is, and how long it will take to catch up."""
+    """Print how many entries groups have not read, the age of the oldest, and how long catching up will take."""
     with server.inspector() as inspector:
-        if stream is None:
-            found = _lags_of_all(inspector, over)
+        if stream is not None and name is not None:
+            found = [inspector.groups.lag(stream, name, over_s=over)]
         else:
-            names = [each.name for each in inspector.groups.of(stream)] if name is None else [name]
-            found = [inspector.groups.lag(stream, each, over_s=over) for each in names]
-        print_rows(found, _LAGS, as_json=as_json, none="there is no group")
+            found = _lags(inspector, "*" if stream is None else glob.escape(stream), over)
+        if stream is not None and not found:
+            inspector.streams.info(stream, memory=False)  # raises NotFound where there is no stream
+        print_rows(found, _LAGS, as_json=as_json, none="no consumer groups")
 
 
-def _lags_of_all(inspector: Inspector, over_s: float) -> list[GroupLag]:
+def _lags(inspector: Inspector, match: str, over_s: float) -> list[GroupLag]:
     if not over_s:
-        return inspector.groups.lags()
-    sampler = Sampler(inspector)
+        return inspector.groups.lags(match)
+    sampler = Sampler(inspector, match=match)
     sampler.sample()
     time.sleep(over_s)
     if sampler.sample().error:
@@ -96,20 +88,20 @@ def seek(
     to: Annotated[
         str,
         typer.Argument(
-            help="beginning, end, the id of the last entry that it has read, or the time from which on it reads."
+            help="beginning, end, the id of the last entry to count as read, or the time from which to read."
         ),
     ],
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move a group, so that it reads entries again or skips them; what is pending stays pending."""
+    """Move a group, so that it reads entries again or skips them; pending messages stay pending."""
     with server.inspector() as inspector:
         now = inspector.groups.info(stream, name).last_delivered_id
         place = _PLACES.get(to) or (to if ids.is_id(to) else moment_ms(to, time.time_ns() // 1_000_000))
         confirm(f"Move group {name} of {stream} from {now} to {to}?", yes=yes)
         moved = inspector.groups.seek(stream, name, place)
     row = {"stream": stream, "group": name, "from": now, "to": moved}
-    print(to_json(row) if as_json else f"group {shown(name)} of {shown(stream)} is at {moved}, was at {now}")
+    print(to_json(row) if as_json else f"moved group {shown(name)} of {shown(stream)} from {now} to {moved}")
 
 
 @command(app)
@@ -117,14 +109,18 @@ def delete(
     server: Server,
     stream: StreamName,
     name: GroupName,
-    force: Annotated[bool, typer.Option("--force", help="Also if messages are pending, which are forgotten.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete it even if messages are pending; they are lost.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a group and what is kept for it."""
+    """Delete a group and its retry and attempt records."""
     with server.inspector() as inspector:
         pending = inspector.groups.info(stream, name).pending
         confirm(f"Delete group {name} of {stream}, with {pending:,} pending messages?", yes=yes)
         gone = inspector.groups.delete(stream, name, force=force)
     row = {"stream": stream, "group": name, "pending": gone}
-    print(to_json(row) if as_json else f"deleted group {shown(name)} of {shown(stream)}, {gone:,} were pending")
+    print(
+        to_json(row) if as_json else (f"deleted group {shown(name)} of {shown(stream)} with {gone:,} pending messages")
+    )

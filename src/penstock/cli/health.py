@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.command import UNHEALTHY, Server
+from penstock.cli.command import UNHEALTHY, Server, must_match
 from penstock.cli.options import AsJson, Pattern, duration
-from penstock.cli.shown import Columns, print_rows
+from penstock.cli.shown import Columns, print_rows, span
 from penstock.cli.stream import lag_text, total_lag_text
 from penstock.ops.model import GroupKind, Overview, Severity
+from penstock.ops.model.groups import dead_after_ms
 from penstock.shown import shown, to_json
 
 _FINDINGS: Columns = {
@@ -26,14 +27,18 @@ _FINDINGS: Columns = {
 def health(
     server: Server,
     stream: Pattern = "*",
-    max_lag: Annotated[int, typer.Option(min=0, help="Entries that a group may have left unread.")] = 10_000,
-    max_age: Annotated[float | None, duration("How old the oldest unread entry may be.")] = None,
-    max_idle: Annotated[float, duration("How long a holder of messages may be silent.", default="1m")] = 60.0,
-    max_dead_letters: Annotated[int | None, typer.Option(min=0, help="Dead letters that there may be.")] = None,
+    max_lag: Annotated[int, typer.Option(min=0, help="Maximum number of unread entries of a group.")] = 10_000,
+    max_age: Annotated[float | None, duration("Maximum age of the oldest unread entry.")] = None,
+    max_idle: Annotated[
+        float | None,
+        duration("Maximum time without work on a pending message.", default="1m, and 6m in message queues"),
+    ] = None,
+    max_dead_letters: Annotated[int | None, typer.Option(min=0, help="Maximum number of dead letters.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print whether consumers keep up; the exit code is 3 if they do not."""
+    """Print whether consumers keep up; the exit code is 3 if they do not, or if the stream does not exist."""
     with server.inspector() as inspector:
+        must_match(inspector, stream)
         found = inspector.overview(stream, count_lags=True)
     issues = list(_issues(found, max_lag, max_age, max_idle, max_dead_letters))
     if as_json:
@@ -47,22 +52,23 @@ def health(
 
 
 def _issues(
-    found: Overview, max_lag: int, max_age_s: float | None, max_idle_s: float, max_dead_letters: int | None
+    found: Overview, max_lag: int, max_age_s: float | None, max_idle_s: float | None, max_dead_letters: int | None
 ) -> Iterator[str]:
     for stream in found.streams:
         if stream.groups_count > len(stream.groups):
-            yield f"{stream.name}: {len(stream.groups)} of {stream.groups_count} groups are looked at"
+            yield f"{stream.name}: only {len(stream.groups)} of {stream.groups_count} groups were examined"
         for each in stream.groups:
             where = f"{stream.name}/{each.name}"
             if each.lag.count > max_lag:
-                yield f"{where}: lag {lag_text(each.lag)} is above {max_lag:,}"
+                yield f"{where}: lag {lag_text(each.lag)} exceeds --max-lag {max_lag:,}"
             if max_age_s is not None and each.lag.age_s > max_age_s:
-                yield f"{where}: the oldest unread entry is {each.lag.age_s:,.0f} s old"
+                yield f"{where}: the oldest unread entry is {span(each.lag.age_s)} old"
             idle_s = each.oldest_pending_idle_ms / 1000
-            if each.kind is GroupKind.CONSUMERS and idle_s > max_idle_s:
-                yield f"{where}: the holder of {each.oldest_pending_id} has been silent for {idle_s:,.0f} s"
+            longest_s = dead_after_ms(each.name) / 1000 if max_idle_s is None else max_idle_s
+            if each.kind is GroupKind.CONSUMERS and idle_s > longest_s:
+                yield f"{where}: no consumer has worked on {each.oldest_pending_id} for {span(idle_s)}"
     if max_dead_letters is not None and found.totals.dead_letters > max_dead_letters:
-        yield f"{found.totals.dead_letters:,} dead letters are more than {max_dead_letters:,}"
+        yield f"{found.totals.dead_letters:,} dead letters exceed --max-dead-letters {max_dead_letters:,}"
     for server in found.servers:
         if not server.last_save_ok:
             yield f"{server.address}: the last save to disk failed"
@@ -83,20 +89,21 @@ def _numbers(found: Overview) -> dict[str, Any]:
 def _summary(found: Overview) -> str:
     totals = found.totals
     return (
-        f"{totals.streams:,} streams, lag {total_lag_text(totals)}, {totals.pending:,} pending, "
+        f"{totals.streams:,} streams, lag {total_lag_text(totals)}"
+        f"{f' (the oldest {span(totals.oldest_unread_s)})' if totals.lag else ''}, {totals.pending:,} pending, "
         f"{totals.dead_letters:,} dead letters"
     )
 
 
 def doctor(
     server: Server,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as unhealthy, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as unhealthy, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Examine the servers and what is on them: each finding has its fix; the exit code is 3 if one is an error."""
+    """Check servers, streams and groups; print each problem with a fix, and exit with 3 if one is an error."""
     with server.inspector() as inspector:
         findings = inspector.doctor()
-    print_rows(findings, _FINDINGS, as_json=as_json, none="nothing was found that needs a fix")
+    print_rows(findings, _FINDINGS, as_json=as_json, none="no problems found")
     grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     if any(finding.severity in grave for finding in findings):
         raise typer.Exit(UNHEALTHY)

@@ -15,6 +15,14 @@ _STARTED, _FAILED = b"\0penstock: Spark has started\0", b"\0penstock: Spark has 
 _MARK = re.compile(b"(?s).*?(?:(%b)|%b)" % (_STARTED, _FAILED))
 _ENDED = b"\0penstock: Spark is being ended\0"
 _PATIENCE_S = 2.0
+# Python workers say so when Java has hung up on them: their tasks are over, or Java tells why they were ended. Several
+# may speak at once, a line at a time.
+_OF_WORKERS = (
+    rb"(?:Traceback \(most recent call last\):\n|  File \"[^\n]*/pyspark/daemon\.py\"[^\n]*\n(?:    [^\n]*\n)*"
+    rb"|BrokenPipeError: [^\n]*\n)"
+)
+_HUNG_UP = re.compile(_OF_WORKERS + rb"*BrokenPipeError: [^\n]*\n")
+_UNFINISHED = re.compile(_OF_WORKERS + rb"*[^\n]*\Z")
 _writing: list[int] = []  # the pipe, where what Java prints passes through one
 
 
@@ -63,7 +71,7 @@ class _Relay(threading.Thread):
 
     def run(self) -> None:
         """Read until this process ends."""
-        held, is_over = b"", False
+        held = b""
         while chunk := os.read(self._reading, 1 << 16):
             held += chunk
             if not self.is_past_start.is_set():
@@ -71,10 +79,20 @@ class _Relay(threading.Thread):
                 if found is None:
                     continue
                 held = held[found.end() :] if found[1] else held.replace(_FAILED, b"")
+                self.is_past_start.set()
             heard, end, _ = held.partition(_ENDED)
-            if not is_over:
-                with suppress(OSError):  # nobody listens any more, and Java must not wait for us
-                    os.write(self._out, heard)
-            is_over = is_over or bool(end)
-            held = b""
-            self.is_past_start.set()
+            if end:
+                self._pass_on(heard)
+                break
+            unfinished = _UNFINISHED.search(held)
+            assert unfinished is not None  # it may be empty
+            self._pass_on(held[: unfinished.start()])
+            held = unfinished[0]
+        else:
+            self._pass_on(held)
+        while os.read(self._reading, 1 << 16):
+            pass  # Java must not wait for us
+
+    def _pass_on(self, text: bytes) -> None:
+        with suppress(OSError):  # nobody listens any more
+            os.write(self._out, _HUNG_UP.sub(b"", text))

@@ -52,25 +52,33 @@ def words(text: str) -> frozenset[str]:
 
 # --- where ----------------------------------------------------------------------------------------
 
+
+def _named(context: typer.Context, value: str) -> str:
+    # A variable of a script that is not set must not lead to the server of the settings.
+    source = context.get_parameter_source("url")
+    if not value and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("must not be empty")
+    return value
+
+
 Url = Annotated[
     str,
     typer.Option(
         "--url",
         envvar="PENSTOCK_URL",
-        help="The Redis or Valkey server.",
+        callback=_named,
+        help="URL of the Redis or Valkey server.",
         show_default="task_queue.url of the settings",
     ),
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--config", help="The settings file.", show_default="$PENSTOCK_CONFIG, or penstock.toml if there is one"
-    ),
+    typer.Option("--config", help="The settings file.", show_default="$PENSTOCK_CONFIG, or penstock.toml if it exists"),
 ]
 SetOptions = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="A setting, above file and environment: --set task_queue.idle_ms=5000. May be repeated."
+        "--set", help="A setting that overrides file and environment: --set task_queue.idle_ms=5000. May be repeated."
     ),
 ]
 StreamName = Annotated[str, typer.Argument(help="The stream.")]
@@ -79,60 +87,73 @@ QueueName = Annotated[
     str, typer.Option("--queue", help="The task queue.", show_default="from the settings, or penstock")
 ]
 Archive = Annotated[
-    str, typer.Option("--archive", help="The archive: a path that driver and executors share, or s3://bucket/folder.")
+    str, typer.Option("--archive", help="The archive: a path shared by driver and executors, or s3://bucket/folder.")
 ]
 Results = Annotated[
     str | None,
     typer.Option(
         "--results",
-        help="Where results are saved as well: fs, postgres, s3, a folder, a URL, or module:name.",
+        help="Also save results here: fs, postgres, s3, a folder, a URL, or module:name.",
         show_default="[result_backend] of the settings, if given",
     ),
 ]
-Host = Annotated[str, typer.Option("--host", help="The address to listen on; 0.0.0.0 admits other machines.")]
+Host = Annotated[
+    str, typer.Option("--host", help="The address to listen on; 0.0.0.0 accepts connections from other machines.")
+]
 
 # --- which ----------------------------------------------------------------------------------------
 
 Since = Annotated[
-    int | None, moment("Only from this time on: 2026-11-15T12:00Z (UTC), or 2h for two hours ago.", "--since")
+    int | None, moment("Only from this time: 2026-11-15T12:00Z (UTC), or 2h for two hours ago.", "--since")
 ]
-Until = Annotated[int | None, moment("Only before this time, written as for --since.", "--until")]
-Pattern = Annotated[str, typer.Option("--stream", help="Only streams that this glob pattern matches.")]
+Until = Annotated[int | None, moment("Only before this time, in the same formats as --since.", "--until")]
+Pattern = Annotated[str, typer.Option("--stream", help="Only streams that match this glob pattern.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
 Kind = Annotated[str | None, typer.Option(help="Only tasks of this kind.")]
 Reason = Annotated[
-    str | None, typer.Option(help="Only those given up for this reason, such as max_deliveries or fatal.")
+    str | None, typer.Option(help="Only those dead-lettered for this reason, such as max_deliveries or fatal.")
 ]
 Text = Annotated[str | None, typer.Option(help="Only those whose error or payload contains this text.")]
 
 # --- how ------------------------------------------------------------------------------------------
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
-Rate = Annotated[float | None, typer.Option(min=0.001, help="At most this many a second.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
+Rate = Annotated[float | None, typer.Option(min=0.001, help="At most this many per second.")]
 Once = Annotated[
     bool, typer.Option("--once/--continuous", help="Process everything available and exit, or run until stopped.")
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; standard output if left out.")]
-Concurrency = Annotated[int, typer.Option("--concurrency", "-c", min=1, help="How many at a time, in each process.")]
-Processes = Annotated[int, typer.Option("--processes", "-p", min=1, help="How many processes, supervised.")]
-Burst = Annotated[bool, typer.Option("--burst", help="Exit when there is nothing left to do.")]
-Watch = Annotated[bool, typer.Option("--watch", help="Start anew when a Python file of this folder changes.")]
-Grace = Annotated[float, duration("How long handlers may take to end.", "--grace", default="30s")]
-Lease = Annotated[
-    float | None, duration("How long a silent worker keeps what it holds.", "--lease", default="from the settings")
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write (default: standard output).")]
+Concurrency = Annotated[
+    int, typer.Option("--concurrency", "-c", min=1, help="How many to handle at a time, in each process.")
 ]
-Every = Annotated[float, duration("How often it samples the server.", "--every", default="2s")]
+Processes = Annotated[
+    int, typer.Option("--processes", "-p", min=1, help="Number of worker processes; more than one are supervised.")
+]
+Burst = Annotated[bool, typer.Option("--burst", help="Exit when there is no work left.")]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Restart when a .py or .toml file below the current folder changes.")
+]
+Grace = Annotated[
+    float, duration("How long running handlers may take to finish at shutdown.", "--grace", default="30s")
+]
+Lease = Annotated[
+    float | None, duration("How long an unresponsive worker keeps its tasks.", "--lease", default="from the settings")
+]
+Every = Annotated[float, duration("How often to sample the server.", "--every", default="2s")]
 MetricsPort = Annotated[
-    int | None, typer.Option("--metrics-port", min=0, max=65_535, help="Serve metrics; process n uses port + n.")
+    int | None,
+    typer.Option("--metrics-port", min=0, max=65_535, help="Serve metrics on this port; process n uses port + n."),
 ]
 MetricsHost = Annotated[
     str,
-    typer.Option("--metrics-host", help="The address that metrics are served on; 0.0.0.0 admits other machines."),
+    typer.Option(
+        "--metrics-host", help="The address to serve metrics on; 0.0.0.0 accepts connections from other machines."
+    ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more, to standard error.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more to standard error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -7,31 +7,36 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import EVERYTHING, Server, command, group, paged, the_one
+from penstock.cli.command import EVERYTHING, Server, command, group, listed, the_one
 from penstock.cli.options import AsJson, DryRun, GroupName, Limit, StreamName, Yes, confirm, duration
-from penstock.cli.shown import Columns, print_rows
+from penstock.cli.shown import Columns, print_rows, span_ms
 from penstock.ops.model import Pending
 from penstock.shown import to_json
 from penstock.sync.ops import Inspector
 
-app = group("Look at messages that consumers hold, and take them over.")
+app = group("Inspect pending messages and take them over.")
 _PENDING: Columns = {
     "id": "id",
     "consumer": "consumer",
-    "idle ms": "idle_ms",
+    "idle": lambda each: span_ms(each.idle_ms),
     "deliveries": "deliveries",
     "attempts": "attempts",
-    "due in ms": "due_in_ms",
+    "next run": lambda each: (
+        None if each.due_in_ms is None else f"in {span_ms(each.due_in_ms)}" if each.due_in_ms > 0 else "due"
+    ),
 }
-Ids = Annotated[list[str] | None, typer.Argument(help="Ids; all pending messages that match if none is given.")]
-Consumer = Annotated[str | None, typer.Option(help="Only those that this consumer holds.")]
-Idle = Annotated[float, duration("Only those whose holder has been silent for this long.", "--idle", default="0s")]
+Ids = Annotated[
+    list[str] | None,
+    typer.Argument(help="Ids (or unique prefixes); if none is given, all pending messages that match the options."),
+]
+Consumer = Annotated[str | None, typer.Option(help="Only those held by this consumer.")]
+Idle = Annotated[float, duration("Only those whose consumer has been idle for this long.", "--idle", default="0s")]
 
 
 def _of(
     inspector: Inspector, stream: str, name: str, consumer: str | None, idle_s: float, limit: int
 ) -> Iterator[Pending]:
-    return paged(
+    return listed(
         lambda count, cursor: inspector.pending.page(
             stream, name, consumer=consumer, min_idle_ms=round(1000 * idle_s), limit=count, cursor=cursor
         ),
@@ -49,10 +54,10 @@ def ls(
     limit: Limit = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List pending messages, oldest first, and who holds them."""
+    """List pending messages and their consumers, oldest first."""
     with server.inspector() as inspector:
         rows = _of(inspector, stream, name, consumer, idle, limit)
-        print_rows(rows, _PENDING, as_json=as_json, none="nothing is pending")
+        print_rows(rows, _PENDING, as_json=as_json, none="no pending messages")
 
 
 def _chosen(
@@ -67,7 +72,7 @@ def claim(
     server: Server,
     stream: StreamName,
     name: GroupName,
-    to: Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer that gets them.")],
+    to: Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer that receives them.")],
     ids: Ids = None,
     consumer: Consumer = None,
     idle: Idle = 0.0,
@@ -75,12 +80,12 @@ def claim(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hand pending messages to another consumer; who held them loses them."""
+    """Move pending messages to another consumer; their current consumers lose them."""
     with server.inspector() as inspector:
         chosen = _chosen(inspector, stream, name, ids, consumer, idle)
         claimed = chosen
         if not dry_run and chosen:
-            confirm(f"Hand {len(chosen):,} messages of {stream}/{name} to {to}?", yes=yes)
+            confirm(f"Move {len(chosen):,} messages of {stream}/{name} to {to}?", yes=yes)
             claimed = inspector.pending.claim(stream, name, chosen, to, min_idle_ms=round(1000 * idle))
     _tell(f"{'would claim' if dry_run else 'claimed'} {len(claimed):,} messages", claimed, dry_run, as_json)
 
@@ -97,7 +102,7 @@ def retry(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make pending messages due at once; a consumer that still works on one loses it."""
+    """Make pending messages due now; a consumer that still handles one loses it."""
     with server.inspector() as inspector:
         chosen = _chosen(inspector, stream, name, ids, consumer, idle)
         due = chosen

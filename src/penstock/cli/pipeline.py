@@ -49,7 +49,7 @@ File = Annotated[Path, typer.Argument(help="The TOML file of the pipeline.", sho
 Files = Annotated[list[Path], typer.Argument(help="The TOML files of the pipelines.", show_default=False)]
 Profile = Annotated[
     str | None,
-    typer.Option(envvar="PENSTOCK_PROFILE", help="The table [profile.NAME] whose values stand above the others."),
+    typer.Option(envvar="PENSTOCK_PROFILE", help="The profile [profile.NAME], whose values override the others."),
 ]
 
 
@@ -68,17 +68,16 @@ def run(
     profile: Profile = None,
     master: Master = None,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Serve metrics for Prometheus on this port.")
+        int | None, typer.Option(min=0, max=65_535, help="Serve Prometheus metrics on this port.")
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(help="The address that metrics are served on; 0.0.0.0 admits other machines.")
+        str, typer.Option(help="The address to serve metrics on; 0.0.0.0 accepts connections from other machines.")
     ] = LOOPBACK,
     as_json: AsJson = False,
 ) -> None:
-    """Run pipelines from their checkpoints on, several in one Spark session.
+    """Run pipelines from their checkpoints, several in one Spark session.
 
-    Each is validated first. SIGTERM and Ctrl-C end them after the batches that are under way. Started again, they
-    continue.
+    Each pipeline is validated first. SIGTERM and Ctrl-C stop it after its current batch; the next run continues there.
     """
     pipelines = _read_all(files, profile)
     with stopping(_named(pipelines)) as stop, ExitStack() as stack:
@@ -137,7 +136,7 @@ def _metrics(host: str, port: int) -> Iterator[EventSink]:
 
     metrics = PipelineMetrics()
     server, thread = serve(host, port, metrics)
-    say(f"metrics on port {server.server_port}")
+    say(f"serving metrics on port {server.server_port}")
     try:
         yield metrics
     finally:
@@ -148,7 +147,7 @@ def _metrics(host: str, port: int) -> Iterator[EventSink]:
 
 @command(app)
 def validate(files: Files, profile: Profile = None, master: Master = None, as_json: AsJson = False) -> None:
-    """Check pipelines without running them: each fault is a line, and the exit code is 2."""
+    """Check pipelines without running them; print one line per problem and exit with code 2 if there are any."""
     from penstock.spark.pipeline.validation import PipelineInvalid
 
     pipelines = _read_all(files, profile)
@@ -164,14 +163,14 @@ def validate(files: Files, profile: Profile = None, master: Master = None, as_js
             if as_json:
                 print(to_json({"file": str(file), "pipeline": pipeline.name, "valid": not found, "problems": found}))
             elif not found:
-                print(f"{shown(file)}: pipeline {pipeline.name!r} can run")
+                print(f"{shown(file)}: pipeline {pipeline.name!r} is valid")
     if problems:
         raise PipelineInvalid(tuple(problems))
 
 
 @command(app)
 def status(files: Files, profile: Profile = None, as_json: AsJson = False) -> None:
-    """Print how far pipelines have come; needs no Spark, but the disk with their checkpoints."""
+    """Print the progress of pipelines; needs access to their checkpoints, but no Spark."""
     pipelines = _read_all(files, profile)
     from penstock.spark.pipeline.status import status as status_of
 
@@ -194,7 +193,7 @@ def status(files: Files, profile: Profile = None, as_json: AsJson = False) -> No
 def preview(
     file: File, limit: Limit = 20, profile: Profile = None, master: Master = None, as_json: AsJson = False
 ) -> None:
-    """Print the first rows that each sink would get. Nothing is written, and no handler is called."""
+    """Print the first rows that each sink would receive. Nothing is written, and no handler is called."""
     (pipeline,) = _read_all([file], profile)
     from penstock.spark.pipeline.preview import preview as preview_of
 
@@ -206,9 +205,9 @@ def preview(
 def _print_preview(name: str, found: Preview, *, as_json: bool) -> None:
     say(f"{name}: {found.entries} entries")
     for rule, count in found.broken.items():
-        say(f"  {count} break {rule!r}" if rule != "decode_error" else f"  {count} do not decode")
+        say(f"  {count} break the rule {rule!r}" if rule != "decode_error" else f"  {count} cannot be decoded")
     for handler in found.handlers:
-        say(f"  the handler {handler} was not called: the columns of its output are empty")
+        say(f"  handler {handler} was not called, so its output columns are empty")
     for sink, rows in found.sinks.items():
         if as_json:
             for row in rows:
@@ -232,8 +231,10 @@ def reset(
         typer.Option(
             "--from",
             metavar="PLACE",
-            help="Where to begin: earliest, latest, an id, a time such as 2026-11-15T12:00Z, "
-            "or how long ago, such as 2h.",
+            help=(
+                "Where to start: earliest, latest, an id, a time such as 2026-11-15T12:00Z, or how long ago, "
+                "such as 2h."
+            ),
         ),
     ],
     profile: Profile = None,
@@ -241,9 +242,9 @@ def reset(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a pipeline begin anew at another place: the next run reads from there.
+    """Restart a pipeline from another position: the next run reads from there.
 
-    What it reads again it writes again: sinks with a key replace their rows, others get them a second time.
+    Entries that it reads again are written again: sinks with a key replace their rows, others get duplicates.
     """
     (pipeline,) = _read_all([file], profile)
     from penstock.spark.pipeline.reset import plan_reset
@@ -252,7 +253,7 @@ def reset(
     planned = plan_reset(pipeline, start, time.time_ns() // 1_000_000)
     say(f"{pipeline.name}: {planned}")
     if not dry_run:
-        confirm("Reset it?", yes=yes)
+        confirm("Reset the pipeline?", yes=yes)
         carry_out(pipeline, planned)
     if as_json:
         print(to_json({"pipeline": pipeline.name, **plain(planned), "dry_run": dry_run}))
@@ -276,7 +277,7 @@ def _read_all(files: Sequence[Path], profile: str | None) -> list[Pipeline]:
         values = [getattr(pipeline, what) for pipeline in pipelines]
         for value in values:
             if values.count(value) > 1:
-                raise ConfigurationError(f"two of the pipelines have the {what} {value!r}: give each one of its own")
+                raise ConfigurationError(f"two pipelines have the {what} {value!r}: give each its own")
     return pipelines
 
 
@@ -308,7 +309,7 @@ def _settings_of(pipelines: Sequence[Pipeline]) -> dict[str, str]:
     for pipeline in pipelines:
         for key, value in pipeline.spark.items():
             if made.setdefault(key, value) != value:
-                raise ConfigurationError(f"the pipelines differ in [spark] {key}: run them one by one")
+                raise ConfigurationError(f"the pipelines set different values for [spark] {key}: run them separately")
     return made
 
 
@@ -334,9 +335,7 @@ def _session(
         with stop.at_once(), started(master or settings.get("spark.master"), is_heard=_LEVEL in settings):
             spark = session(_named(pipelines), master, conf=conf)
     except (PySparkException, Py4JError) as error:
-        raise PenstockError(
-            f"Spark could not be started: {one_line(getattr(error, 'java_exception', error))}"
-        ) from None
+        raise PenstockError(f"cannot start Spark: {one_line(getattr(error, 'java_exception', error))}") from None
     if is_connect(spark):
         notice_a_dead_server(spark)
     elif _LEVEL not in settings:

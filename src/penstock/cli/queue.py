@@ -20,7 +20,7 @@ from penstock.shown import to_json
 from penstock.sync.ops import Inspector
 from penstock.sync.queue.importer import import_queue
 
-app = group("Look at message queues and task queues.")
+app = group("Inspect message queues and task queues.")
 app.add_typer(dlq.seeds_app, name="dlq")
 command(app, "list", hidden=True)(task.ls)  # the name that users of other queues know
 QueueArgument = Annotated[str, typer.Argument(help="The name of the queue.")]
@@ -28,15 +28,15 @@ _TITLES = {
     "pending": "waiting",
     "processing": "abandoned in flight",
     "dead_letters": "dead letters",
-    "completed": "records of the completed log",
-    "failed": "records of the failed log",
+    "completed": "records in the completed log",
+    "failed": "records in the failed log",
     "dedup_keys": "deduplication keys",
 }
 _QUEUES: Columns = {
     "queue": "name",
-    "of": "of",
+    "type": "of",
     "waiting": "waiting",
-    "in hand": "in_hand",
+    "in progress": "in_hand",
     "retrying": "retrying",
     "scheduled": "scheduled",
     "dead letters": "dead_letters",
@@ -84,12 +84,12 @@ def ls(server: Server, as_json: AsJson = False) -> None:
     with server.inspector() as inspector:
         queues: list[QueueInfo | TaskQueueInfo] = [*inspector.queues.all(), *inspector.tasks.all()]
         rows = sorted(map(_row, queues), key=lambda row: str(row["name"]))
-    print_rows(rows, _QUEUES, as_json=as_json, none="there is no queue that somebody has read from")
+    print_rows(rows, _QUEUES, as_json=as_json, none="no queues that have been read from")
 
 
 @command(app)
 def stats(server: Server, queue: QueueArgument, as_json: AsJson = False) -> None:
-    """Print the numbers of one queue, of messages or tasks."""
+    """Print the counts of one message queue or task queue."""
     with server.inspector() as inspector:
         print_fields(_tasks_or_messages(inspector, queue), as_json=as_json)
 
@@ -98,11 +98,11 @@ def stats(server: Server, queue: QueueArgument, as_json: AsJson = False) -> None
 def peek(
     server: Server,
     queue: QueueArgument,
-    state: Annotated[MessageState, typer.Option(help="Which messages.")] = MessageState.PENDING,
+    state: Annotated[MessageState, typer.Option(help="The state of the messages.")] = MessageState.PENDING,
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Print the oldest messages of a message queue without taking them; of logs the newest."""
+    """Print the oldest messages of a message queue, or the newest of a log, without taking them."""
     with server.inspector() as inspector:
         found = inspector.queues.peek(queue, limit, source=state.value)
     rows = [{"queue": queue, "state": state.value, "payload": message} for message in found]
@@ -113,16 +113,16 @@ def peek(
 def purge(
     server: Server,
     queue: QueueArgument,
-    state: Annotated[Deletable, typer.Option(help="Which messages.")] = Deletable.PENDING,
+    state: Annotated[Deletable, typer.Option(help="The state of the messages.")] = Deletable.PENDING,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the messages of a message queue that nobody has in hand, or one of its logs."""
+    """Delete the waiting messages of a message queue, or one of its logs."""
     with server.inspector() as inspector:
         count = getattr(inspector.queues.stats(queue), state.value) or 0
         if not dry_run and count:
-            confirm(f"Delete {count:,} {state.value} messages of {queue} for good?", yes=yes)
+            confirm(f"Permanently delete {count:,} {state.value} messages of {queue}?", yes=yes)
             count = inspector.queues.purge(queue, state.value)
     told = f"{'would delete' if dry_run else 'deleted'} {count:,} messages"
     print(to_json({"queue": queue, "state": state.value, "purged": count, "dry_run": dry_run}) if as_json else told)
@@ -132,20 +132,22 @@ def purge(
 def import_(
     server: Server,
     name: QueueArgument,
-    separator: Annotated[str, typer.Option(help="key_separator of the queue.")] = "::",
+    separator: Annotated[str, typer.Option(help="The key_separator of the queue.")] = "::",
     dead_letter_queue: Annotated[
-        str | None, typer.Option(help="Key of the dead letters, if it is not <name>::dlq.")
+        str | None, typer.Option(help="The key of the dead letters, if it is not <name>::dlq.")
     ] = None,
     include_unleased: Annotated[
         bool,
-        typer.Option("--include-unleased", help="Also what was taken without a lease: its consumers must be stopped."),
+        typer.Option(
+            "--include-unleased", help="Also import messages taken without a lease; their consumers must be stopped."
+        ),
     ] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a queue of redis-message-queue 5 over: messages, dead letters, logs and deduplication keys.
+    """Import a queue of redis-message-queue 5: messages, dead letters, logs and deduplication keys.
 
-    It may be run again at any time. What is under a lease of an old consumer stays: then the exit code is 1.
+    It can be run again at any time. Messages leased by old consumers are not imported; the exit code is then 1.
     """
     shows_progress = sys.stderr.isatty() and not as_json
     with server.client() as client:
@@ -163,8 +165,8 @@ def import_(
         print(file=sys.stderr)
     if not is_known:
         raise NotFound(
-            f"there is no queue {name!r} of redis-message-queue at {client.settings.where}: no message, log or "
-            f"deduplication key begins with '{name}{separator}'; check the name and --separator"
+            f"no queue {name!r} of redis-message-queue at {client.settings.where}: no message, log or "
+            f"deduplication key starts with '{name}{separator}'; check the name and --separator"
         )
     if as_json:
         print(to_json({**asdict(report), "is_complete": report.is_complete}))
@@ -179,16 +181,17 @@ def _show_progress(report: ImportReport) -> None:
 
 
 def _lines(report: ImportReport, *, is_dry_run: bool) -> list[str]:
-    lines = ["There are:" if is_dry_run else "Imported:"]
+    lines = ["To import:" if is_dry_run else "Imported:"]
     lines += [f"  {getattr(report, field):>9,} {title}" for field, title in _TITLES.items()]
     if report.still_leased:
         lines.append(
-            f"  {report.still_leased:>9,} are under leases of old consumers: run this again when those are over"
+            f"  {report.still_leased:>9,} are leased by old consumers: run this again when the leases have expired"
         )
     if report.without_lease:
         lines.append(
-            f"  {report.without_lease:>9,} were taken without a lease: stop the old consumers, then --include-unleased"
+            f"  {report.without_lease:>9,} were taken without a lease: stop the old consumers, then use "
+            "--include-unleased"
         )
     if not report.is_complete and not is_dry_run:
-        lines.append("Dead letters and logs stay with the old queue until then.")
+        lines.append("Until then, dead letters and logs stay in the old queue.")
     return lines

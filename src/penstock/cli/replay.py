@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 
 def replay(
     server: Server,
-    into: Annotated[str, typer.Option(help="The stream that the messages go to.")],
-    stream: Annotated[str | None, typer.Option(help="The stream that they come from.")] = None,
-    archive: Annotated[str | None, typer.Option(help="Out of this archive.")] = None,
-    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Out of the stream's dead letters.")] = False,
-    file: Annotated[Path | None, typer.Option(help="Out of this file of JSON lines.")] = None,
+    into: Annotated[str, typer.Option(help="The stream to write to.")],
+    stream: Annotated[str | None, typer.Option(help="The stream that the messages come from.")] = None,
+    archive: Annotated[str | None, typer.Option(help="Read from this archive.")] = None,
+    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Read from the stream's dead letters.")] = False,
+    file: Annotated[Path | None, typer.Option(help="Read from this file of JSON lines.")] = None,
     since: Since = None,
     until: Until = None,
-    where: Annotated[str | None, typer.Option(help="A condition in SQL over the columns; needs Spark.")] = None,
+    where: Annotated[str | None, typer.Option(help="An SQL condition on the columns; needs Spark.")] = None,
     rate: Rate = None,
-    name: Annotated[str | None, typer.Option(help="Name of the replay; the same selection has the same one.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The name of the replay (default: derived from the selection).")
+    ] = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write messages into a stream again, each once; a replay that was stopped continues when it is started again."""
-    from penstock.spark.runtime.prerequisites import require_pyspark
+    """Write messages into a stream again, each exactly once; a stopped replay continues when it is run again."""
+    from penstock.spark.runtime.versions import require_pyspark
 
     require_pyspark()
     from penstock.spark.archive.read import check_order
@@ -57,11 +59,11 @@ def _run(job: Replay, into: str, stop: Stopping, *, is_dry: bool, as_json: bool)
     done = min(job.done(), counts.wanted)
     say(f"replay {job.name}: {counts.wanted:,} messages for stream {into!r}")
     if counts.looping:
-        say(f"  {counts.looping:,} left out: a replay has brought them to {into!r} before (header replay_of)")
+        say(f"  {counts.looping:,} skipped: an earlier replay wrote them to {into!r} (header replay_of)")
     if counts.empty:
-        say(f"  {counts.empty:,} left out: they have no payload")
+        say(f"  {counts.empty:,} skipped: they have no payload")
     if counts.cut:
-        say(f"  {counts.cut:,} without some of their fields, for which there is no room (field dlq_cut)")
+        say(f"  {counts.cut:,} without some of their fields, which were cut because of their size (field dlq_cut)")
     if done:
         say(f"  {done:,} of them were written by an earlier run")
     told = {"name": job.name, "wanted": counts.wanted, "added": 0, "repeated": done, "dry_run": is_dry}
@@ -71,9 +73,9 @@ def _run(job: Replay, into: str, stop: Stopping, *, is_dry: bool, as_json: bool)
     with stop.calling(job.stop), progress_bar("replay", counts.wanted) as tell:
         result = job.run(tell)
     if stop.is_asked:
-        say("replay: stopped; started again, it continues")
+        say("replay: stopped; run the same command again to continue")
     told |= {"added": result.added, "repeated": result.repeated}
-    text = f"{result.added:,} messages written, {result.repeated:,} were there already"
+    text = f"wrote {result.added:,} messages; {result.repeated:,} were already there"
     print(to_json(told) if as_json else text)
 
 
@@ -85,11 +87,11 @@ def _origin(
     from penstock.spark.runtime.option_values import Options
 
     if sum((archive is not None, dead_letters, file is not None)) != 1:
-        raise ConfigurationError("say where to replay from: one of --archive PATH, --dead-letters and --file PATH")
+        raise ConfigurationError("choose one source: --archive PATH, --dead-letters or --file PATH")
     if file is not None:
         return FileOrigin(file, span, stream)
     if stream is None:
-        raise ConfigurationError("say which stream to replay: --stream NAME")
+        raise ConfigurationError("--stream NAME is required with --archive and --dead-letters")
     if archive is not None:
         return ArchiveOrigin(archive, stream, span)
     return DeadLetterOrigin(Link.from_options(Options({"url": url})), stream, span)

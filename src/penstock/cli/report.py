@@ -23,21 +23,22 @@ _A_DAY = timedelta(days=1)
 
 def report(
     server: Server,
-    stream: Annotated[str, typer.Option(help="The stream; <queue>.tasks for a task queue with its results.")],
-    since: Annotated[int | None, moment("From this time on: 2026-11-15T12:00Z (UTC); 24h ago if left out.")] = None,
+    stream: Annotated[str, typer.Option(help="The stream; for a task queue with its results, <queue>.tasks.")],
+    since: Annotated[int | None, moment("From this time: 2026-11-15T12:00Z (UTC), or 2h (default: 24h ago).")] = None,
     until: Until = None,
-    archive: Annotated[str | None, typer.Option(help="Read this archive as well.")] = None,
+    archive: Annotated[str | None, typer.Option(help="Also read this archive.")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file.", show_default="<stream>-report.html")
+        Path | None, typer.Option("--output", "-o", help="The file to write.", show_default="<stream>-report.html")
     ] = None,
     dashboard: Annotated[
-        str | None, typer.Option(help="Link dead letters, groups and entries to the dashboard at this address.")
+        str | None,
+        typer.Option(help="Add links for dead letters, groups and entries to the dashboard at this address."),
     ] = None,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file: throughput, failure rate, groups, latency, attempts, dead letters, kinds, payloads."""
-    from penstock.spark.runtime.prerequisites import require_pyspark
+    """Write an HTML report: throughput, failure rate, groups, latency, attempts, dead letters, kinds, payloads."""
+    from penstock.spark.runtime.versions import require_pyspark
 
     require_pyspark()
     from pyspark.errors import PySparkException
@@ -73,9 +74,9 @@ def _writable(file: Path) -> Path:
     folder = file.absolute().parent
     try:
         if file.is_dir():
-            raise ConfigurationError(f"--output {file} is a folder: name a file")
+            raise ConfigurationError(f"--output {file} is a folder; name a file")
         if not folder.is_dir():
-            raise ConfigurationError(f"--output {file}: there is no folder {folder}")
+            raise ConfigurationError(f"--output {file}: folder {folder} does not exist")
         probe = _draft(file)
         probe.touch(exist_ok=False)  # permissions alone do not decide it
         probe.unlink()

@@ -32,27 +32,29 @@ _HERE, _REPEATING = "local[*]", "local[*,4]"
 
 def reprocess(
     server: Server,
-    stream: Annotated[str, typer.Option(help="The stream whose messages they were.")],
+    stream: Annotated[str, typer.Option(help="The stream that the messages come from.")],
     handler: Annotated[str, typer.Option(help="The batch handler, as package.module:function.")],
-    archive: Annotated[str | None, typer.Option(help="Messages of this archive.")] = None,
+    archive: Annotated[str | None, typer.Option(help="Read messages from this archive.")] = None,
     since: Since = None,
     until: Until = None,
-    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="The dead letters of the stream.")] = False,
+    dead_letters: Annotated[bool, typer.Option("--dead-letters", help="Read the dead letters of the stream.")] = False,
     reason: Reason = None,
-    where: Annotated[str | None, typer.Option(help="A condition in SQL over the columns.")] = None,
+    where: Annotated[str | None, typer.Option(help="An SQL condition on the columns.")] = None,
     results: Results = None,
-    payload: Annotated[str, typer.Option(help="How messages are encoded: json, msgpack or raw.")] = "json",
-    name: Annotated[str | None, typer.Option(help="A new round: results are kept under <name>.<id>.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Messages that the handler gets at a time.")] = 100,
-    max_attempts: Annotated[int, typer.Option(min=1, help="How often a message is tried.")] = 3,
-    timeout: Annotated[float | None, duration("How long a call of the handler may take.")] = None,
-    purge: Annotated[bool, typer.Option("--purge", help="Delete dead letters that have a good result then.")] = False,
+    payload: Annotated[str, typer.Option(help="How payloads are encoded: json, msgpack or raw.")] = "json",
+    name: Annotated[str | None, typer.Option(help="Start a new round, whose results are saved as <name>.<id>.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of messages per call of the handler.")] = 100,
+    max_attempts: Annotated[int, typer.Option(min=1, help="How often to try a message.")] = 3,
+    timeout: Annotated[float | None, duration("Maximum duration of a call of the handler.")] = None,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Afterwards, delete dead letters that have a successful result.")
+    ] = False,
     dry_run: DryRun = False,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a handler over messages again, on Spark; started again, it continues with those that have no result."""
-    from penstock.spark.runtime.prerequisites import require_pyspark
+    """Run a handler over old messages again, on Spark; a second run continues with those that have no result."""
+    from penstock.spark.runtime.versions import require_pyspark
 
     require_pyspark()
     from penstock.spark.reprocess import Reprocess, Work
@@ -73,7 +75,7 @@ def reprocess(
     with stopping("reprocess") as stop:
         total, summary = _run(job, chosen, stop, dry_run=dry_run)
         if stop.is_asked:
-            say("reprocess: stopped; started again, it continues with the messages that have no result")
+            say("reprocess: stopped; run the same command again to continue with the messages that have no result")
         elif as_json:
             print(to_json({"messages": total, "dry_run": dry_run, **asdict(summary)}))
         elif dry_run:
@@ -94,14 +96,14 @@ def _selection(
     from penstock.spark.reprocess import Archived, SelectedDeadLetters
 
     if (archive is not None) == dead_letters:
-        raise ConfigurationError("say which messages: one of --archive PATH and --dead-letters")
+        raise ConfigurationError("choose one source: --archive PATH or --dead-letters")
     if archive is not None:
         if reason is not None:
-            raise ConfigurationError("--reason is for --dead-letters: archived messages have none")
+            raise ConfigurationError("--reason applies only to --dead-letters: archived messages have no reason")
         return Archived(archive, stream, *span, where)
     if span != (None, None):
         raise ConfigurationError(
-            "--since and --until are for --archive; of dead letters choose with --reason or --where"
+            "--since and --until apply only to --archive; select dead letters with --reason or --where"
         )
     return SelectedDeadLetters({"url": server.url}, stream, reason, where)
 
@@ -152,13 +154,14 @@ def _watched(told: Any, total: int) -> Iterator[None]:
 
 
 def _tell(summary: Summary) -> None:
-    print(f"done {summary.done:,}, failed {summary.failed:,}; {summary.earlier:,} of them had a result before")
+    print(f"done {summary.done:,}, failed {summary.failed:,}; {summary.earlier:,} of them already had a result")
     for failure in summary.failures:
         what = shown(f"{failure.error}: {failure.text} (such as {failure.example})")
         print(f"  failed {failure.count:,}: {what}")
     if summary.earlier_failed:
         print(
-            f"  {summary.earlier_failed:,} failed in an earlier run; --name begins a new round, with results of its own"
+            f"  {summary.earlier_failed:,} failed in an earlier run; use --name to start a new round with its "
+            "own results"
         )
     if summary.purged:
         print(f"purged {summary.purged:,} dead letters")

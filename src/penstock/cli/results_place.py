@@ -24,7 +24,7 @@ def result_settings(given: str | None, settings: Settings) -> ResultBackendSetti
     if given is not None and given != found.provider:
         if given not in RESULT_BACKENDS:
             raise ConfigurationError(
-                f"--results {given!r} is no back-end: {suggestion(given, RESULT_BACKENDS.names())}"
+                f"--results {given!r} is not a back-end; {suggestion(given, RESULT_BACKENDS.names())}"
             )
         prefix = f"result_backend.{given}."
         own = {item.name.removeprefix(prefix): item.value for item in settings.all if item.name.startswith(prefix)}

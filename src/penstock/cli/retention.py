@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Server, paged
+from penstock.cli.command import Server, listed
 from penstock.cli.options import AsJson, Limit
 from penstock.cli.shown import Columns, print_fields, print_rows
 
@@ -25,14 +25,16 @@ _STREAMS: Columns = {
 
 def retention(
     server: Server,
-    stream: Annotated[str | None, typer.Argument(help="Everything about this stream; all streams if left out.")] = None,
+    stream: Annotated[
+        str | None, typer.Argument(help="Show everything about this stream (default: list all streams).")
+    ] = None,
     limit: Limit = 1_000,
     as_json: AsJson = False,
 ) -> None:
-    """Print what keeps entries of streams, and how much could be freed; `penstock stream trim` frees it."""
+    """Print what keeps streams from being trimmed, and how much `penstock stream trim` could free."""
     with server.inspector() as inspector:
         if stream is not None:
             print_fields(inspector.retention.report(stream), as_json=as_json)
             return
-        rows = paged(lambda count, cursor: inspector.retention.page(limit=count, cursor=cursor), limit)
-        print_rows(rows, _STREAMS, as_json=as_json, none="there is no stream")
+        rows = listed(lambda count, cursor: inspector.retention.page(limit=count, cursor=cursor), limit)
+        print_rows(rows, _STREAMS, as_json=as_json, none="no streams")

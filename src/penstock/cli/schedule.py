@@ -12,7 +12,7 @@ from penstock.cli.options import FROM_SETTINGS, AsJson, QueueName
 from penstock.cli.shown import Columns, print_rows
 from penstock.shown import shown, to_json
 
-app = group("Look at the schedules of a task queue; pause, resume and run them.")
+app = group("Inspect, pause, resume and run the schedules of a task queue.")
 Name = Annotated[str, typer.Argument(help="The schedule.")]
 _SCHEDULES: Columns = {
     "schedule": "name",
@@ -28,20 +28,22 @@ def ls(server: Server, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False
     """List schedules, and when their next tasks are due; the rules are in the workers' code."""
     with server.inspector() as inspector:
         found = inspector.schedules.of(server.queue_name(queue))
-        print_rows(found, _SCHEDULES, as_json=as_json, none="there is no schedule: workers add the next task of each")
+        print_rows(found, _SCHEDULES, as_json=as_json, none="no schedules; workers create them when they start")
 
 
 @command(app)
 def pause(server: Server, name: Name, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
-    """Have all workers skip the times of a schedule until it is resumed; what it has queued already runs."""
+    """Pause a schedule: workers skip its times until it is resumed. Tasks already queued still run."""
     with server.inspector() as inspector:
         is_new = inspector.schedules.pause(server.queue_name(queue), name)
-    _print_state(name, as_json, is_paused=True, is_changed=is_new, text="is paused" if is_new else "was paused already")
+    _print_state(
+        name, as_json, is_paused=True, is_changed=is_new, text="is paused" if is_new else ("was already paused")
+    )
 
 
 @command(app)
 def resume(server: Server, name: Name, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
-    """Resume a schedule with its next time; the times that it has missed are not made up for."""
+    """Resume a schedule from its next time; missed times are not made up."""
     with server.inspector() as inspector:
         is_new = inspector.schedules.resume(server.queue_name(queue), name)
     _print_state(name, as_json, is_paused=False, is_changed=is_new, text="is resumed" if is_new else "was not paused")
@@ -54,7 +56,7 @@ def _print_state(name: str, as_json: bool, *, is_paused: bool, is_changed: bool,
 
 @command(app)
 def run(server: Server, name: Name, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
-    """Add the task of a schedule now, besides the one that waits for its time, and print its id."""
+    """Run a schedule's task now, in addition to its next time, and print the task id."""
     with server.inspector() as inspector:
         task_id = inspector.schedules.run(server.queue_name(queue), name)
     print(to_json({"schedule": name, "id": task_id}) if as_json else task_id)

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.shown import plain, shown, shown_lines, to_json
+from penstock.units import duration, moment, size
 
 _NUMBERS = {int, float}
 WIDE = {"error", "payload", "what", "fix"}  # columns that may be wrapped on a terminal
@@ -96,7 +97,7 @@ def print_fields(value: object, *, as_json: bool) -> None:
     if as_json:
         print(to_json(value))
         return
-    named = plain(value)
+    named = _readable(plain(value))
     lists = {name: item for name, item in named.items() if _is_table(item)}
     width = max(map(len, named), default=0) + 2
     for name, item in named.items():
@@ -105,7 +106,32 @@ def print_fields(value: object, *, as_json: bool) -> None:
             print(f"{shown(name):<{width}}{shown_lines(text, indent=width)}")
     for name, rows in lists.items():
         print(f"\n{shown(name)}")
-        print_table(_table(rows[0], [[_flat(item) for item in row.values()] for row in rows]))
+        readable = [_readable(row) for row in rows]
+        print_table(_table(readable[0], [[_flat(item) for item in row.values()] for row in readable]))
+
+
+def _readable(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for people: durations, sizes and times that JSON has as numbers, by the units in their names."""
+    found: dict[str, Any] = {}
+    for name, value in named.items():
+        for unit, show in _UNITS.items():
+            stem = name.removesuffix(unit)
+            if stem != name and stem not in named:
+                found[stem] = None if value is None else show(value)
+                break
+        else:
+            found[name] = value
+    return found
+
+
+def _moment(value: str | float) -> str:
+    return moment(datetime.fromisoformat(value) if isinstance(value, str) else value)
+
+
+# The first that fits is taken. Of a moment, the name says that it is one.
+_UNITS: Mapping[str, Callable[[Any], str]] = {
+    "_at_ms": _moment, "_at": _moment, "_ms": lambda ms: duration(ms / 1000), "_s": duration, "_bytes": size,
+}  # fmt: skip
 
 
 def _is_table(item: object) -> bool:
@@ -118,6 +144,16 @@ def _is_table(item: object) -> bool:
 
 def _flat(item: object) -> object:
     return to_json(item) if isinstance(item, dict | list) else item
+
+
+def span(seconds: float | None) -> str | None:
+    """Return a duration for a table; JSON has the number."""
+    return None if seconds is None else duration(seconds)
+
+
+def span_ms(ms: float | None) -> str | None:
+    """Return a duration of so many ms for a table."""
+    return None if ms is None else duration(ms / 1000)
 
 
 def _in_a_table(value: object) -> object:

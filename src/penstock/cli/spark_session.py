@@ -37,8 +37,10 @@ _MASTER = re.compile(r"local(\[.+\])?$|local-cluster\[.+\]$|spark://.+:\d+|yarn$
 Master = Annotated[
     str | None,
     typer.Option(
-        help="Spark's master, such as local[4], spark://host:7077, yarn, k8s://..., sc://host; "
-        "all cores of this machine if left out.",
+        help=(
+            "The Spark master, such as local[4], spark://host:7077, yarn, k8s://... or sc://host (default: all "
+            "cores of this machine)."
+        ),
     ),
 ]
 
@@ -54,20 +56,20 @@ def check_master(master: str | None, *, needs_classic: bool = False) -> None:
         return
     if not _MASTER.match(master):
         raise ConfigurationError(
-            f"--master {master!r} must be local[4], spark://host:7077, yarn, k8s://..., sc://host or the like"
+            f"--master {master!r} must be local[4], spark://host:7077, yarn, k8s://..., sc://host or similar"
         )
     if not is_remote(master):
         return
     if needs_classic:
         raise ConfigurationError(
-            f"--master {master}: this command does not run through Spark Connect; name local[4], spark://host:7077, "
+            f"--master {master}: this command does not support Spark Connect; use local[4], spark://host:7077, "
             "yarn or k8s://..."
         )
     parts = urlsplit(master)  # a client of Spark Connect tries for minutes, without a word
     try:
         socket.create_connection((parts.hostname or "", parts.port or _CONNECT_PORT), _PATIENCE_S).close()
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--master {master}: no Spark Connect server can be reached ({error})") from None
+        raise ConfigurationError(f"--master {master}: cannot reach a Spark Connect server ({error})") from None
 
 
 def notice_a_dead_server(spark: SparkSession) -> None:
@@ -117,7 +119,7 @@ def started(master: str | None, *, is_heard: bool = False) -> Iterator[None]:
         return
     where = master or "this machine"
     is_elsewhere = not where.startswith(("local", "this"))
-    say(f"starting Spark on {where} ..." + (" (until the cluster gives it room)" if is_elsewhere else ""))
+    say(f"starting Spark on {where} ..." + (" (waiting for the cluster to allocate resources)" if is_elsewhere else ""))
     with nullcontext() if is_heard else unheard_start():
         yield
 

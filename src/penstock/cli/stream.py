@@ -13,17 +13,17 @@ from typing import Annotated, Any
 import typer
 
 from penstock import ids
-from penstock.cli.command import Server, command, group, paged, the_one
+from penstock.cli.command import Server, command, group, listed, paged, the_one
 from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until, Yes, confirm, duration
-from penstock.cli.shown import Columns, print_fields, print_rows, say
+from penstock.cli.shown import Columns, print_fields, print_rows, say, span
 from penstock.errors import ConfigurationError, NotFound
 from penstock.model import Lag
 from penstock.ops.model import Entry, GroupLag, RetentionPolicy, StreamKind, Totals
-from penstock.shown import shown, to_json
+from penstock.shown import plain, shown, to_json
 from penstock.sync.ops import Inspector
 from penstock.sync.streams.producer import StreamProducer
 
-app = group("Look at streams, publish to them and trim them.")
+app = group("Inspect streams, publish to them and trim them.")
 _LOOK_S = 0.2
 _BEGINNING = 1_000  # bytes of a payload that a table shows
 _DIGITS = 19  # of the milliseconds of an id
@@ -49,6 +49,18 @@ _STREAMS: Columns = {
     "pending": "pending",
     "dead letters": "dead_letters",
     "last added": "last_added_at",
+}
+
+GROUPS: Columns = {
+    "stream": "stream",
+    "group": "name",
+    "kind": lambda each: each.kind.value,
+    "consumers": "consumers",
+    "lag": lambda each: lag_text(each.lag),
+    "oldest unread": lambda each: span(each.lag.age_s) if each.lag.count else None,
+    "pending": "pending",
+    "retries waiting": "retries_waiting",
+    "last delivered": "last_delivered_id",
 }
 
 
@@ -92,32 +104,41 @@ def ls(
     limit: Limit = 1_000,
     as_json: AsJson = False,
 ) -> None:
-    """List streams: what they are, how long, and how far their groups are behind."""
+    """List streams with their kind, length and lag."""
     with server.inspector() as inspector:
-        rows = paged(lambda count, cursor: inspector.streams.page(match, kind, limit=count, cursor=cursor), limit)
-        print_rows(rows, _STREAMS, as_json=as_json, none="no stream matches")
+        rows = listed(lambda count, cursor: inspector.streams.page(match, kind, limit=count, cursor=cursor), limit)
+        print_rows(rows, _STREAMS, as_json=as_json, none="no streams match")
 
 
 @command(app)
 def info(server: Server, stream: StreamName, as_json: AsJson = False) -> None:
     """Print everything about one stream, with its groups."""
     with server.inspector() as inspector:
-        print_fields(inspector.streams.info(stream), as_json=as_json)
+        found = inspector.streams.info(stream)
+    if as_json:
+        print_fields(found, as_json=True)
+        return
+    print_fields({name: value for name, value in plain(found).items() if name != "groups"}, as_json=False)
+    if found.groups:
+        print()
+        print_rows(found.groups, GROUPS, as_json=False)
 
 
 @command(app)
 def peek(
     server: Server,
     stream: StreamName,
-    entry: Annotated[str | None, typer.Argument(help="The id of one entry, or its beginning: all of it.")] = None,
+    entry: Annotated[
+        str | None, typer.Argument(help="The id (or a unique prefix) of one entry, to print all of it.")
+    ] = None,
     since: Since = None,
     until: Until = None,
-    oldest: Annotated[bool, typer.Option("--oldest", help="Oldest first.")] = False,
+    oldest: Annotated[bool, typer.Option("--oldest", help="Print the oldest first.")] = False,
     text: Annotated[str, typer.Option(help="Only entries that contain this text.")] = "",
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Print entries, the newest first; nothing is taken."""
+    """Print entries, newest first, without consuming them."""
     with server.inspector() as inspector:
         inspector.streams.info(stream, memory=False)  # raises NotFound where there is no stream
         if entry is not None:
@@ -153,7 +174,7 @@ def _entry_id(inspector: Inspector, stream: str, given: str) -> str:
             _LOOKED_AT if dash else 2,
         )
     ]
-    return the_one(given, known, f"entry in stream {stream!r}")
+    return the_one(given, known, f"entry of stream {stream!r}")
 
 
 def _print_entries(found: Iterator[Entry], as_json: bool) -> None:
@@ -161,18 +182,18 @@ def _print_entries(found: Iterator[Entry], as_json: bool) -> None:
         for entry in found:
             print(to_json(entry_row(entry)))
     else:
-        print_rows(found, _ENTRIES, as_json=False, none="no entry matches")
+        print_rows(found, _ENTRIES, as_json=False, none="no entries match")
 
 
 @command(app)
 def tail(
     server: Server,
     stream: StreamName,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many entries to begin with.")] = 10,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Number of existing entries to print first.")] = 10,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Wait for new entries until Ctrl-C.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Print the newest entries, then new ones as they come."""
+    """Print the newest entries, then new ones as they arrive."""
     with server.inspector() as inspector:
         last = inspector.streams.info(stream, memory=False).last_generated_id
         newest = inspector.streams.entries(stream, end=last, limit=limit).items if limit else ()
@@ -194,19 +215,23 @@ def _print_lines(entries: Iterator[Entry], as_json: bool) -> None:
 @command(app)
 def publish(
     server: Server,
-    stream: Annotated[str, typer.Argument(help="The stream; it is created if it does not exist.")],
-    payload: Annotated[str, typer.Argument(help="The payload in JSON; - reads one payload a line.")],
+    stream: Annotated[str, typer.Argument(help="The stream, which is created if it does not exist.")],
+    payload: Annotated[
+        str, typer.Argument(help="The payload as JSON; - reads one payload per line from standard input.")
+    ],
     key: Annotated[str | None, typer.Option(help="The key of the messages.")] = None,
-    header: Annotated[list[str] | None, typer.Option(help="A header, name=value. May be repeated.")] = None,
+    header: Annotated[list[str] | None, typer.Option(help="A header, as name=value. May be repeated.")] = None,
     dedup_key: Annotated[
-        str | None, typer.Option(help="Of messages with this key one is added within the window.")
+        str | None, typer.Option(help="Add only one message with this key within the deduplication window.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish messages, and print their ids."""
     headers = dict(map(_header, header or []))
     if payload == "-" and dedup_key is not None:
-        raise ConfigurationError("--dedup-key is for one message: of several lines all but the first would be left out")
+        raise ConfigurationError(
+            "--dedup-key applies to a single message; of several lines, all but the first would be duplicates"
+        )
     messages = [_message(line) for line in (sys.stdin if payload == "-" else [payload]) if line.strip()]
     with server.client() as client:
         producer = StreamProducer(client, stream, max_len=None)
@@ -233,15 +258,17 @@ def _message(text: str) -> Any:
 def trim(
     server: Server,
     stream: StreamName,
-    max_age: Annotated[float | None, duration("Trim what is older.")] = None,
+    max_age: Annotated[float | None, duration("Trim entries older than this.")] = None,
     max_length: Annotated[int | None, typer.Option(min=0, help="Keep this many entries.")] = None,
     max_bytes: Annotated[int | None, typer.Option(min=0, help="Keep about this many bytes.")] = None,
-    archived_only: Annotated[bool, typer.Option("--archived-only", help="Trim what the archive has.")] = False,
+    archived_only: Annotated[
+        bool, typer.Option("--archived-only", help="Trim only entries that an archive has copied.")
+    ] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Trim what no group, Spark query or archive needs any more, within the limits that are given."""
+    """Trim entries that no group, Spark query or archive still needs, within the given limits."""
     policy = RetentionPolicy(max_age, max_length, max_bytes, archived_only)
     with server.inspector() as inspector:
         report = inspector.retention.trim(stream, policy, dry_run=True)
@@ -253,6 +280,6 @@ def trim(
         return
     print(f"{'would trim' if dry_run else 'trimmed'} {report.entries:,} entries of {shown(stream)}")
     if report.held_by:
-        say(f"groups that need the rest: {', '.join(report.held_by)}")
+        say(f"kept the rest for groups {', '.join(report.held_by)}")
     if report.note:
         say(report.note)

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -68,7 +69,7 @@ class Child:
             self._failures = 1 if now - self._started_s > _STEADY_S else self._failures + 1
             pause_s = doubling(_FIRST_PAUSE_S, self._failures, _LONGEST_PAUSE_S)
             self.start_at_s = now + pause_s
-            warn(f"worker {self._number} ended with {describe(code)}; the next one starts in {pause_s:g} s")
+            warn(f"worker {self._number} ended with {describe(code)}; restarting in {pause_s:g} s")
 
     def _close(self) -> None:
         self.ask_to_end()
@@ -122,7 +123,7 @@ class Supervisor:
         try:
             while not self._stop.wait(_POLL_S):
                 if self._watched is not None and (changed := self._watched.changed()):
-                    self._tell(f"{changed} changed: the workers start anew")
+                    self._tell(f"{changed} changed; restarting the workers")
                     self._end_all()
                     for child in self._children:
                         child.start_at_s, child.is_done, child.has_failed = 0.0, False, False
@@ -188,6 +189,19 @@ def supervise(processes: int, *, watch: bool, is_burst: bool, grace_s: float) ->
     made = Supervisor(processes, command, print_status, say, grace_s=grace_s, is_burst=is_burst, watched=watched)
     if not made.run():
         raise typer.Exit(1)
+
+
+@contextmanager
+def signals_heard() -> Iterator[None]:
+    """Hear signals from here on: what runs inside learns, when it subscribes, of one that came before.
+
+    Opened before a process says that it works: whoever reads that may end it at once.
+    """
+    unsubscribe = SignalWatch.subscribe(lambda: None)
+    try:
+        yield
+    finally:
+        unsubscribe()
 
 
 # --- the pipe between a process and its parent ------------------------------------------------------

@@ -31,7 +31,7 @@ def load(target: str, what: str) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"there is no module {module_name!r} in {here} or among the installed packages"
+                f"no module named {module_name!r} in {here} or among the installed packages"
             ) from error
         raise ConfigurationError(f"{what} {target!r} cannot be imported: {_place(error)}{summary_of(error)}") from error
     found = module

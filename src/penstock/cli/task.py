@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock import ids, times
-from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, paged, the_one
+from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, listed, paged, the_one
 from penstock.cli.options import FROM_SETTINGS, AsJson, Kind, Limit, QueueName, duration, parsed, words
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError, NotFound
@@ -19,7 +19,7 @@ from penstock.shown import shown, to_json
 from penstock.sync.ops import Inspector
 from penstock.task import Priority, Result, Status, Task
 
-app = group("Send tasks, follow them, and read their results.")
+app = group("Send tasks, track them, and read their results.")
 _STATES = (TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING, TaskState.SCHEDULED, TaskState.DONE)
 _LOOKED_AT = 10_000  # tasks of each state among which the beginning of an id is looked for
 _TASKS: Columns = {
@@ -32,7 +32,7 @@ _TASKS: Columns = {
     "due": lambda each: None if each.due_at_ms is None else ids.moment(each.due_at_ms),
     "result": "status",
 }
-TaskId = Annotated[str, typer.Argument(help="The id of the task.")]
+TaskId = Annotated[str, typer.Argument(help="The id (or a unique prefix) of the task.")]
 
 
 def _due_ms(text: str) -> int:
@@ -49,17 +49,17 @@ def send(
     server: Server,
     kind: Annotated[str, typer.Argument(help="The kind of the task.")],
     payload: Annotated[str, typer.Argument(help="The payload, a JSON object.")] = "{}",
-    task_id: Annotated[str | None, typer.Option("--id", help="The id; a new one if none is given.")] = None,
+    task_id: Annotated[str | None, typer.Option("--id", help="The id (default: a new one).")] = None,
     requires: Annotated[str, typer.Option(help="Capabilities that a worker must have, separated by commas.")] = "",
-    priority: Annotated[Priority, typer.Option(help="Which tasks go first.")] = Priority.NORMAL,
-    key: Annotated[str | None, typer.Option(help="What limits per key go by.")] = None,
-    unique: Annotated[str | None, typer.Option(help="Of tasks with the same text one is open at a time.")] = None,
-    delay: Annotated[float | None, duration("Run it after this time.")] = None,
+    priority: Annotated[Priority, typer.Option(help="The priority of the task.")] = Priority.NORMAL,
+    key: Annotated[str | None, typer.Option(help="The key for limits per key.")] = None,
+    unique: Annotated[str | None, typer.Option(help="Add the task only if no open task has the same value.")] = None,
+    delay: Annotated[float | None, duration("Run it after this delay.")] = None,
     at: Annotated[
         int | None,
-        typer.Option(help="Run it at this time: 2030-01-31T12:00Z, or in 2h.", **parsed(_due_ms, "TIME")),
+        typer.Option(help="Run it at this time: 2030-01-31T12:00Z, or 2h for in two hours.", **parsed(_due_ms, "TIME")),
     ] = None,
-    wait: Annotated[float | None, duration("Wait for the result, this long at most, and print it.")] = None,
+    wait: Annotated[float | None, duration("Wait at most this long for the result, and print it.")] = None,
     queue: QueueName = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
@@ -86,7 +86,7 @@ def _object(text: str) -> dict[str, object]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigurationError(f"the payload is no JSON: {error}") from error
+        raise ConfigurationError(f"the payload is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise ConfigurationError(f"the payload must be a JSON object such as '{{\"n\": 1}}', not {text[:40]}")
     return found
@@ -95,18 +95,18 @@ def _object(text: str) -> dict[str, object]:
 @command(app)
 def ls(
     server: Server,
-    state: Annotated[TaskState, typer.Option(help="Where the tasks are.")] = TaskState.QUEUED,
-    pending: Annotated[bool, typer.Option("--pending", help="Those that workers hold: --state running.")] = False,
+    state: Annotated[TaskState, typer.Option(help="The state of the tasks.")] = TaskState.QUEUED,
+    pending: Annotated[bool, typer.Option("--pending", help="Same as --state running.")] = False,
     kind: Kind = None,
     limit: Limit = 100,
     queue: QueueName = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
-    """List tasks, the oldest first, of those that are done the newest."""
+    """List tasks, oldest first; finished tasks newest first."""
     chosen = TaskState.RUNNING if pending else state
     with server.inspector() as inspector:
         name = server.queue_name(queue)
-        rows = paged(
+        rows = listed(
             lambda count, cursor: inspector.tasks.tasks(name, chosen, kind=kind, limit=count, cursor=cursor), limit
         )
         print_rows(rows, _TASKS, as_json=as_json, none=f"No {chosen.value} tasks")
@@ -114,7 +114,7 @@ def ls(
 
 @command(app)
 def status(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
-    """Print where a task is; the exit code is 3 if the queue does not know it."""
+    """Print the state of a task; the exit code is 3 if the queue does not know it."""
     with server.inspector() as inspector:
         print_fields(_find(inspector, server.queue_name(queue), task_id), as_json=as_json)
 
@@ -132,17 +132,17 @@ def _find(inspector: Inspector, queue: str, task_id: str) -> TaskInfo:
             _LOOKED_AT,
         )
     )
-    return inspector.tasks.status(queue, the_one(task_id, known, f"task in queue {queue!r}"))
+    return inspector.tasks.status(queue, the_one(task_id, known, f"task of queue {queue!r}"))
 
 
 @command(app)
 def cancel(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
-    """Take a task off the queue that no worker has begun; the exit code is 1 if it runs or has ended."""
+    """Cancel a task that no worker has started; the exit code is 1 if it is running or has ended."""
     with server.inspector() as inspector:
         name = server.queue_name(queue)
         found = _find(inspector, name, task_id).id
         outcome = inspector.tasks.cancel(name, found)
-    text = {"running": "runs already", "gone": "has ended"}.get(outcome, f"is {outcome}")
+    text = {"running": "is already running", "gone": "has already ended"}.get(outcome, f"is {outcome}")
     print(to_json({"id": found, "outcome": outcome}) if as_json else f"task {shown(found)} {text}")
     if outcome != "cancelled":
         raise typer.Exit(FAILED)
@@ -150,7 +150,7 @@ def cancel(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as
 
 @command(app)
 def result(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
-    """Print the result of a task; the exit code is 3 if there is none yet, 1 if it is an error."""
+    """Print the result of a task; the exit code is 3 if there is none yet, 1 if the task failed."""
     with server.task_queue(queue) as opened:
         found = opened.get_result(task_id)
     if found is None:
@@ -164,11 +164,11 @@ def result(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as
 def wait(
     server: Server,
     task_id: TaskId,
-    timeout: Annotated[float, duration("Wait this long at most.", default="1m")] = 60.0,
+    timeout: Annotated[float, duration("Wait at most this long.", default="1m")] = 60.0,
     queue: QueueName = FROM_SETTINGS,
     as_json: AsJson = False,
 ) -> None:
-    """Wait for the result of a task and print it; exit codes as `result` has them."""
+    """Wait for the result of a task and print it; same exit codes as `result`."""
     with server.task_queue(queue) as opened:
         if opened.get_result(task_id) is None:
             with server.inspector() as inspector, suppress(NotFound):  # it may be sent later

@@ -10,17 +10,20 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from penstock.cli.command import Server
+from penstock.cli.command import Server, must_match
 from penstock.cli.options import AsJson, Every, Pattern
 from penstock.cli.shown import cell, print_table
 from penstock.cli.stream import lag_text, total_lag_text
-from penstock.ops.model import Sample, StreamInfo
+from penstock.ops.condition import StreamCondition
+from penstock.ops.model import Sample, StreamInfo, StreamPoint
 from penstock.shown import plain, to_json
 from penstock.sync.ops import Sampler
+from penstock.units import duration
 
-_TITLES = ("stream", "kind", "entries", "in/s", "out/s", "lag", "pending", "dead letters", "drained in")
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
+_TITLES = ("stream", "kind", "state", "entries", "in/s", "out/s", "lag", "pending", "dead letters", "drained in")
+_STYLES = {"bad": "bold red", "warn": "yellow", "good": "green"}
 
 
 def top(
@@ -28,17 +31,19 @@ def top(
     stream: Pattern = "*",
     every: Every = 2.0,
     samples: Annotated[
-        int | None, typer.Option("--samples", "-n", min=1, help="Exit after this many.", show_default="never")
+        int | None, typer.Option("--samples", "-n", min=1, help="Exit after this many samples.", show_default="never")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show streams, rates, lag, pending messages and dead letters live, the busiest first, until Ctrl-C.
+    """Show streams, rates, lag, pending messages and dead letters live, until Ctrl-C.
 
-    Where the output is not a terminal it prints one table, of two samples, and exits.
+    Stalled streams come first, then the busiest. If the output is not a terminal, print one table from two samples and
+    exit.
     """
     console = Console()
     with server.inspector() as inspector:
         inspector.servers.all()  # a server that is away ends the command, and not the first sample alone
+        must_match(inspector, stream)
         sampler = Sampler(inspector, every_s=every, match=stream)
         if as_json:
             _follow(sampler, samples, lambda sample: print(to_json(_row(sampler, sample)), flush=True))
@@ -62,16 +67,16 @@ def _follow(sampler: Sampler, samples: int | None, tell: Callable[[Sample], None
 
 
 def _row(sampler: Sampler, sample: Sample) -> dict[str, object]:
-    streams = [each.name for each in sampler.overview.streams] if sampler.overview is not None else []
-    points = {name: sampler.points(name)[-1] for name in streams if sampler.points(name)}
-    return {**plain(sample), "streams": points, "groups": sampler.lags()}
+    found = sampler.overview.streams if sampler.overview is not None else ()
+    streams = {stream.name: points[-1] for stream in found if (points := sampler.points(stream.name))}
+    return {**plain(sample), "streams": streams, "groups": sampler.lags()}
 
 
 def _view(sampler: Sampler, sample: Sample, height: int) -> Group:
     totals = sample.totals
     now = datetime.fromtimestamp(sample.at_ms / 1000, UTC)
     head = (
-        f"penstock top  {now:%H:%M:%S}  {totals.streams:,} streams  {sample.in_per_s:,.0f} in/s  "
+        f"penstock top  {now:%H:%M:%SZ}  {totals.streams:,} streams  {sample.in_per_s:,.0f} in/s  "
         f"{sample.out_per_s:,.0f} out/s  lag {total_lag_text(totals)}  pending {totals.pending:,}  "
         f"dead letters {totals.dead_letters:,}  memory {sample.used_memory / 1e6:,.1f} MB  {sample.clients:,} clients"
     )
@@ -81,32 +86,27 @@ def _view(sampler: Sampler, sample: Sample, height: int) -> Group:
 def _table(sampler: Sampler, most: int | None) -> Table:
     table = Table(box=None, pad_edge=False)
     for number, title in enumerate(_TITLES):
-        table.add_column(title, no_wrap=True, justify="left" if number < 2 else "right")
-    streams = sampler.overview.streams if sampler.overview is not None else ()
+        table.add_column(title, no_wrap=True, justify="left" if number < 3 else "right")
     drains = {(each.stream, each.group): each.drain_s for each in sampler.lags()}
-    for stream in sorted(streams, key=lambda each: _busy(sampler, each))[:most]:
-        point = sampler.points(stream.name)[-1]
+    # The next sample may be under way, and a stream be gone in the middle of this.
+    lines = [
+        (condition, stream, points[-1])
+        for stream, condition in sampler.conditions()
+        if (points := sampler.points(stream.name))
+    ]
+    for condition, stream, point in sorted(lines, key=_urgent)[:most]:
         drain = [drains.get((stream.name, each.name)) for each in stream.groups]
         slowest = None if None in drain else max(filter(None, drain), default=0.0)
-        row = (
+        name, kind, *numbers = (
             stream.name, stream.kind.value, f"{stream.length:,}", f"{point.in_per_s:,.1f}", f"{point.out_per_s:,.1f}",
             lag_text(stream.lag) or "-", f"{stream.pending:,}", f"{stream.dead_letters:,}",
-            "-" if slowest is None or not stream.groups else span_text(slowest),
+            "-" if slowest is None or not stream.groups else duration(slowest),
         )  # fmt: skip
-        table.add_row(*map(cell, row))
+        state = Text(condition.text, _STYLES.get(condition.tone, ""))
+        table.add_row(cell(name), cell(kind), state, *map(cell, numbers))
     return table
 
 
-def _busy(sampler: Sampler, stream: StreamInfo) -> tuple[float, int, str]:
-    point = sampler.points(stream.name)[-1]
-    return -(point.in_per_s + point.out_per_s), -point.lag, stream.name
-
-
-def span_text(seconds: float) -> str:
-    """Return a duration in its two greatest units."""
-    parts, left = list[str](), round(seconds)
-    for size, unit in _UNITS:
-        if left >= size:
-            parts.append(f"{left // size}{unit}")
-            left %= size
-    return "".join(parts[:2]) or "0s"
+def _urgent(line: tuple[StreamCondition, StreamInfo, StreamPoint]) -> tuple[bool, float, int, str]:
+    condition, stream, point = line
+    return not condition.is_bad, -(point.in_per_s + point.out_per_s), -point.lag, stream.name

@@ -41,13 +41,13 @@ def worker(
     burst: Burst = False,
     watch: Watch = False,
     idle_exit: Annotated[float | None, duration("Exit after this long without work.")] = None,
-    max_uptime: Annotated[float | None, duration("Exit after this long; a supervised worker is started anew.")] = None,
-    capabilities: Annotated[str, typer.Option(help="What this worker provides, separated by commas.")] = "",
+    max_uptime: Annotated[float | None, duration("Exit after this long; a supervised worker is restarted.")] = None,
+    capabilities: Annotated[str, typer.Option(help="The capabilities of this worker, separated by commas.")] = "",
     grace: Grace = 30.0,
     results: Results = None,
     lease: Lease = None,
     max_retry: Annotated[
-        int | None, typer.Option(min=0, help="How often a task is tried again.", show_default="from the settings")
+        int | None, typer.Option(min=0, help="How often to retry a task.", show_default="from the settings")
     ] = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = LOOPBACK,
@@ -55,7 +55,7 @@ def worker(
 ) -> None:
     """Run tasks with the handlers of a module until SIGTERM or Ctrl-C.
 
-    With more than one process, or --watch, the processes are supervised: one that ends is started again.
+    With --processes above 1, or --watch, the processes are supervised: one that ends is restarted.
     """
     loaded = target.load_handlers(handlers)
     table = server.task_queue_settings(
@@ -99,9 +99,10 @@ async def _work(
             from penstock.cli.worker_metrics import WorkerCollector, serve
 
             server, _ = serve(*metrics, WorkerCollector(made.tally))
-            print_status(f"metrics on port {server.server_port}")
-        print_status(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
-        return await made.run()
+            print_status(f"serving metrics on port {server.server_port}")
+        with supervisor.signals_heard():
+            print_status(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
+            return await made.run()
 
 
 def _results(given: str | None, settings: Settings) -> ResultBackend | None:
@@ -114,5 +115,10 @@ def _results(given: str | None, settings: Settings) -> ResultBackend | None:
 
 
 def _told(report: WorkerReport) -> str:
-    parts = [f"{report.ok} done", f"{report.failed} failed", f"{report.dead} dead", f"{report.skipped} skipped"]
+    parts = [
+        f"{report.ok} done",
+        f"{report.failed} failed",
+        f"{report.dead} dead-lettered",
+        f"{report.skipped} skipped",
+    ]
     return f"ended ({report.reason}): {', '.join(parts)}"

@@ -35,10 +35,12 @@ class WorkerCollector(Collector):
                 tasks.add_metric([kind, outcome], number)
             failed.add_metric([kind], sum(counts.outcomes[name] for name in ("retry", "dead", "error")))
             took.add_metric([kind], *_histogram(counts.buckets, counts.seconds))
-        unsaved = CounterMetricFamily("result_backend_fail_total", "Times that results could not be saved.")
+        unsaved = CounterMetricFamily("result_backend_fail_total", "Failed attempts to save results.")
         unsaved.add_metric([], tally.backend_failures)
-        running = GaugeMetricFamily("worker_running_tasks", "Handlers that run now.", value=tally.running)
-        uptime = GaugeMetricFamily("worker_runtime_seconds", "Age of the worker.", value=time.time() - tally.started_s)
+        running = GaugeMetricFamily("worker_running_tasks", "Handlers running now.", value=tally.running)
+        uptime = GaugeMetricFamily(
+            "worker_runtime_seconds", "Seconds since the worker started.", value=time.time() - tally.started_s
+        )
         return [tasks, failed, took, unsaved, running, uptime]
 
 
@@ -52,7 +54,7 @@ class ConsumerCollector(Collector):
         """Yield the metrics."""
         found = self._read()
         messages = CounterMetricFamily(
-            "penstock_consumer_messages", "Messages by what became of them.", labels=["stream", "group", "event"]
+            "penstock_consumer_messages", "Messages by outcome.", labels=["stream", "group", "event"]
         )
         for event in ("read", "acked", "errors", "retried", "reclaimed", "handed_back", "lease_lost", "missing"):
             messages.add_metric([*self._labels, event], getattr(found, f"total_{event}"))
@@ -77,4 +79,4 @@ def serve(host: str, port: int, *collectors: Collector) -> Any:
         return start_http_server(port, host, registry=registry)
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigurationError(f"{host} port {port} for metrics cannot be used: {reason}") from error
+        raise ConfigurationError(f"cannot serve metrics on {host} port {port}: {reason}") from error

@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Server, paged
+from penstock.cli.command import Server, listed, must_match
 from penstock.cli.options import AsJson, Limit, Pattern
-from penstock.cli.shown import Columns, print_rows
+from penstock.cli.shown import Columns, print_rows, span_ms
 from penstock.ops.model import ConsumerState
 
 _WORKERS: Columns = {
     "worker": "name",
     "state": lambda each: each.state.value,
-    "in hand": "pending",
-    "idle ms": "idle_ms",
+    "in progress": "pending",
+    "last seen": lambda each: f"{span_ms(each.idle_ms)} ago",
     "groups": lambda each: ", ".join(each.groups),
     "streams": lambda each: ", ".join(each.streams),
 }
@@ -24,13 +24,14 @@ _WORKERS: Columns = {
 def workers(
     server: Server,
     stream: Pattern = "*",
-    state: Annotated[ConsumerState | None, typer.Option(help="Only those in this state.")] = None,
+    state: Annotated[ConsumerState | None, typer.Option(help="Only workers in this state.")] = None,
     limit: Limit = 1_000,
     as_json: AsJson = False,
 ) -> None:
-    """List workers: a consumer of several streams or lanes is one worker."""
+    """List workers; a consumer of several streams or lanes counts as one worker."""
     with server.inspector() as inspector:
-        rows = paged(
+        must_match(inspector, stream)
+        rows = listed(
             lambda count, cursor: inspector.workers.page(stream, state=state, limit=count, cursor=cursor), limit
         )
-        print_rows(rows, _WORKERS, as_json=as_json, none="there is no worker")
+        print_rows(rows, _WORKERS, as_json=as_json, none="no workers")

@@ -61,13 +61,13 @@ async def _ask_claim(view: View) -> Question:
     stream, group, ids = _chosen(view)
     return Question(
         f"Claim {_some(len(ids), 'message')}",
-        f"They are handed to a consumer of group {group} on {stream}, which finds them when its lease on them runs "
-        "out. A consumer that still works on one loses it.",
+        f"They are moved to another consumer of group {group} on {stream}, which handles them when the lease "
+        "expires. A consumer that still handles one loses it.",
         "Claim",
         len(ids),
         (
             Option("to", "To consumer", is_needed=True),
-            Option("idle", "Only if idle for at least", "1m", "leaves alone what is being worked on"),
+            Option("idle", "Only if idle for at least", "1m", "skips messages that are being handled"),
         ),
     )
 
@@ -83,10 +83,11 @@ async def _ask_retry(view: View) -> Question:
     stream, group, ids = _chosen(view)
     return Question(
         f"Retry {_some(len(ids), 'message')} now",
-        f"The next free consumer of group {group} on {stream} gets them. A consumer that still works on one loses it.",
+        f"The next free consumer of group {group} on {stream} receives them. A consumer that still handles one "
+        "loses it.",
         "Retry now",
         len(ids),
-        (Option("idle", "Only if idle for at least", "1m", "leaves alone what is being worked on"),),
+        (Option("idle", "Only if idle for at least", "1m", "skips messages that are being handled"),),
     )
 
 
@@ -100,16 +101,16 @@ async def _ask_dead_letter(view: View) -> Question:
     stream, group, ids = _chosen(view)
     found = await view.inspector.streams.info(stream, memory=False)
     if found.kind not in {StreamKind.STREAM, StreamKind.QUEUE}:
-        raise Refused(400, f"Messages of {stream!r} cannot be dead-lettered by hand: it holds {found.kind}.")
+        raise Refused(400, f"Messages of {stream!r} cannot be dead-lettered by hand, because it holds {found.kind}.")
     target = found.dead_letters_stream or (f"{stream}::dlq" if found.kind is StreamKind.QUEUE else f"{stream}_dlq")
     return Question(
         f"Dead-letter {_some(len(ids), 'message')}",
-        f"They leave group {group} on {stream}, and can be redriven later.",
+        f"They are removed from group {group} on {stream} and can be redriven later.",
         "Dead-letter",
         len(ids),
         (
-            Option("dead_letters", "Into the dead letters", target, is_needed=True),
-            Option("note", "Why", "by an operator"),
+            Option("dead_letters", "Dead-letter stream", target, is_needed=True),
+            Option("note", "Reason", "by an operator"),
         ),
         is_destructive=True,
     )
@@ -130,14 +131,14 @@ async def _ask_redrive(view: View) -> Question:
     count, is_all = await view.inspector.dead_letters.count(stream, matching)
     return Question(
         f"Redrive {'' if is_all else 'more than '}{_some(count, 'dead letter')}",
-        f"They go back from {stream} to where they came from, oldest first, and are handled again. "
-        "What was redriven three times already stays.",
+        f"They return from {stream} to where they came from, oldest first, and are handled again. Those already "
+        "redriven three times stay.",
         "Redrive",
         count,
         (
             Option("cap", "At most", str(min(max(count, 1), _USUAL_CAP))),
-            Option("rate", "Per second", "", "as fast as possible, if empty"),
-            Option("to", "To another stream", "", "where they came from, if empty"),
+            Option("rate", "Per second", "", "empty: as fast as possible"),
+            Option("to", "To another stream", "", "empty: where they came from"),
         ),
     )
 
@@ -156,11 +157,11 @@ async def _redrive(view: View) -> str:
         per_second=rate or None,
     )
     refused = (
-        f" {_some(report.refused, 'dead letter')} stayed: redriven too often, or without a payload."
+        f" {_some(report.refused, 'dead letter')} not redriven: redriven too often, or without a payload."
         if report.refused
         else ""
     )
-    rest = "" if report.is_complete else " There are more: redrive again."
+    rest = "" if report.is_complete else " More match: redrive again."
     return f"{_some(report.redriven, 'dead letter')} of {stream} redriven.{refused}{rest}"
 
 
@@ -168,7 +169,7 @@ async def _ask_redrive_edited(view: View) -> Question:
     stream, record_id = view.needed("stream"), view.needed("id")
     return Question(
         "Redrive with this payload",
-        f"Dead letter {record_id} of {stream} goes back with the payload below.",
+        f"Dead letter {record_id} of {stream} is redriven with the payload below.",
         "Redrive",
         1,
     )
@@ -182,10 +183,10 @@ async def _redrive_edited(view: View) -> str:
     else:
         try:
             value = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise Refused(400, f"The payload is not JSON: {error}.") from error
     new_id = await view.inspector.dead_letters.redrive_edited(stream, record_id, value, to=view.text("to") or None)
-    return f"Dead letter {record_id} of {stream} redriven with another payload, as {new_id}."
+    return f"Dead letter {record_id} of {stream} redriven with a changed payload as {new_id}."
 
 
 async def _ask_purge(view: View) -> Question:
@@ -193,7 +194,7 @@ async def _ask_purge(view: View) -> Question:
     count, is_all = await view.inspector.dead_letters.count(stream, matching)
     return Question(
         f"Delete {'' if is_all else 'more than '}{_some(count, 'dead letter')}",
-        f"They leave {stream} for good, with their payloads. Nothing brings them back.",
+        f"They are permanently deleted from {stream}, with their payloads. This cannot be undone.",
         "Delete",
         count,
         (Option("cap", "At most", str(min(max(count, 1), _USUAL_CAP))),),
@@ -214,7 +215,7 @@ async def _ask_cancel(view: View) -> Question:
     queue, task_id = view.needed("queue"), view.needed("id")
     return Question(
         "Cancel 1 task",
-        f"Task {task_id} of {queue} does not run. One that runs already is left alone.",
+        f"Task {task_id} of {queue} will not run. If it is already running, it is not interrupted.",
         "Cancel task",
         1,
         is_destructive=True,
@@ -224,14 +225,17 @@ async def _ask_cancel(view: View) -> Question:
 async def _cancel(view: View) -> str:
     queue, task_id = view.needed("queue"), view.needed("id")
     outcome = await view.inspector.tasks.cancel(queue, task_id)
-    said = {"cancelled": "is cancelled", "running": "runs already, and was left alone"}
-    return f"Task {task_id} of {queue} {said.get(outcome, 'is not open any more')}."
+    said = {"cancelled": "is cancelled", "running": "is already running and was not interrupted"}
+    return f"Task {task_id} of {queue} {said.get(outcome, 'has already ended')}."
 
 
 async def _ask_run_schedule(view: View) -> Question:
     queue, name = view.needed("queue"), view.needed("name")
     return Question(
-        f"Run schedule {name} now", f"Its task is added to {queue} at once; the next one stays as it is.", "Run now", 1
+        f"Run schedule {name} now",
+        f"Its task is added to {queue} now; its next scheduled time does not change.",
+        "Run now",
+        1,
     )
 
 
@@ -244,7 +248,7 @@ async def _ask_pause_schedule(view: View) -> Question:
     queue, name = view.needed("queue"), view.needed("name")
     return Question(
         f"Pause schedule {name}",
-        f"Workers of {queue} skip its times until it is resumed. What it has queued already runs.",
+        f"Workers of {queue} skip its times until it is resumed. Tasks already queued still run.",
         "Pause",
         1,
     )
@@ -260,7 +264,7 @@ async def _ask_resume_schedule(view: View) -> Question:
     queue, name = view.needed("queue"), view.needed("name")
     return Question(
         f"Resume schedule {name}",
-        f"Its next time on {queue} counts again; what it has missed does not run.",
+        f"It runs again from its next time on {queue}; missed times are not made up.",
         "Resume",
         1,
     )
@@ -276,7 +280,7 @@ async def _ask_release(view: View) -> Question:
     service, stream = view.needed("service"), view.needed("data_stream")
     return Question(
         "Release 1 data stream",
-        f"{stream} of {service} is taken from its owner, which is told, and another consumer takes it over.",
+        f"{stream} of {service} is taken from its owner, which is notified; another consumer takes it over.",
         "Release",
         1,
         is_destructive=True,
@@ -295,8 +299,10 @@ async def _ask_trim(view: View) -> Question:
     return Question(
         f"Trim {'' if report.is_exact else 'at least '}{report.entries:,} finished entries",
         report.note
-        or f"Entries of {stream} that every group has finished go. What a group, a Spark query or an archive needs "
-        "stays.",
+        or (
+            f"Entries of {stream} that every group has finished are deleted. Entries that a group, a Spark query "
+            "or an archive still needs stay."
+        ),
         "Trim",
         report.entries,
         is_destructive=True,

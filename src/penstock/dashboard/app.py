@@ -168,7 +168,7 @@ class Dashboard:
     def _action(self, request: Request) -> Any:
         name = request.path_params["action"]
         if name not in ACTIONS:
-            raise Refused(404, f"There is no action {name!r}.")
+            raise Refused(404, f"Unknown action {name!r}.")
         if not self._access.allow_actions:
             raise Refused(
                 403,
@@ -202,7 +202,7 @@ class Dashboard:
 
     def _check(self, request: Request) -> None:
         if not self._access.is_let_in(request):
-            raise Refused(401, "Log in first, or send the token as Authorization: Bearer.")
+            raise Refused(401, "Log in first, or send the token as Authorization: Bearer <token>.")
 
     @staticmethod
     def _local(request: Request, address: str) -> str:
@@ -267,9 +267,9 @@ def _status_of(error: Exception) -> tuple[int, str]:
     if isinstance(error, Refused):
         return error.status, str(error)
     if isinstance(error, HTTPException):
-        return error.status_code, "There is no such page." if error.status_code == 404 else error.detail
+        return error.status_code, "Page not found." if error.status_code == 404 else error.detail
     if isinstance(error, NotFound):
         return 404, str(error)
     if isinstance(error, PermissionDenied):
-        return 403, f"The dashboard's user of Redis may not do that: {error}"
+        return 403, f"The dashboard's Redis user may not do that: {error}"
     return (400 if isinstance(error, ConfigurationError) else 503), str(error)

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock import ids
 from penstock.errors import NotFound
-from penstock.keys.audit import AUDIT_STREAM
+from penstock.keys import AUDIT_STREAM
 from penstock.ops import Entry, Inspector, Page
 from penstock.streams.producer import StreamProducer
 

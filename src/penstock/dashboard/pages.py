@@ -10,7 +10,8 @@ from typing import Any
 from penstock.dashboard.view import View
 from penstock.errors import NotFound
 from penstock.keys import QueueKeys
-from penstock.ops import ConsumerState, GroupKind, StreamInfo, StreamKind, StreamPoint, TaskState
+from penstock.ops import ConsumerState, StreamInfo, StreamKind, TaskState
+from penstock.ops.condition import condition_of
 from penstock.queue.model import GROUP
 
 Values = dict[str, Any]
@@ -45,37 +46,16 @@ class DashboardPage:
 # --- overview -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCondition:
-    """How a stream does, in two words and a tone."""
-
-    text: str
-    tone: str = ""
-
-
-def state_of(stream: StreamInfo, last: StreamPoint | None) -> StreamCondition:
-    """Return how a stream does: what somebody should look at first, if anything."""
-    readers = [group for group in stream.groups if group.kind is GroupKind.CONSUMERS]
-    if any(group.lag.count and not group.consumers for group in readers):
-        return StreamCondition("no consumers", "bad")
-    if last is not None and last.lag and last.in_per_s > 1.1 * last.out_per_s:
-        return StreamCondition("falling behind", "warn")
-    if stream.dead_letters:
-        return StreamCondition("dead letters", "warn")
-    if any(group.lag.count or group.pending for group in readers):
-        return StreamCondition("working", "good")
-    return StreamCondition("idle")
-
-
 async def overview(view: View) -> Values:
     """Return everything at once, as the last sample saw it: nothing is asked for a page."""
     found = view.live.overview
     if found is None:
         found = await view.inspector.overview()
-    work = [stream for stream in found.streams if stream.kind in _WORK]
-    work.sort(key=lambda stream: (-_urgency(stream), stream.name))
+    conditions = view.live.sampler.conditions() or [(each, condition_of(each, ())) for each in found.streams]
+    work = [pair for pair in conditions if pair[0].kind in _WORK]
+    work.sort(key=lambda pair: (not pair[1].is_bad, -_urgency(pair[0]), pair[0].name))
     rows = []
-    for stream in islice(work, _OVERVIEW_ROWS):
+    for stream, condition in islice(work, _OVERVIEW_ROWS):
         points = view.live.sampler.points(stream.name)
         last = points[-1] if points else None
         rows.append(
@@ -84,7 +64,7 @@ async def overview(view: View) -> Values:
                 "in_per_s": last.in_per_s if last else None,
                 "out_per_s": last.out_per_s if last and stream.groups else None,
                 "lags": [point.lag for point in points],
-                "state": state_of(stream, last),
+                "state": condition,
             }
         )
     return {"at_ms": found.at_ms, "totals": found.totals, "rows": rows, "hidden_streams": max(0, len(work) - len(rows))}
@@ -237,7 +217,7 @@ async def task(view: View) -> Values:
     """Return one task, with its result."""
     found = await view.inspector.tasks.status(view.needed("queue"), view.needed("id"))
     if found.state is TaskState.UNKNOWN:
-        raise NotFound(f"Queue {found.queue!r} has no task {found.id!r}: it never had one, or its result was let go.")
+        raise NotFound(f"Queue {found.queue!r} has no task {found.id!r}: it never existed, or its result has expired.")
     return {"title": found.id, "task": found}
 
 

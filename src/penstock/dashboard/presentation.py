@@ -71,7 +71,9 @@ def raw(value: bytes) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}\n… {len(text) - _MOST_SHOWN:,} characters more"
+    return (
+        text if len(text) <= _MOST_SHOWN else (f"{text[:_MOST_SHOWN]}\n… {len(text) - _MOST_SHOWN:,} more characters")
+    )
 
 
 def sparkline(values: Sequence[float | None], width: int = 88, height: int = 20) -> Markup:

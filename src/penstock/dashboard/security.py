@@ -59,7 +59,7 @@ class Access:
             return cls(None, hosts, allow_actions)
         if len(token) < _SHORTEST_TOKEN:
             raise ConfigurationError(
-                f"token must have at least {_SHORTEST_TOKEN} characters, so that nobody guesses it"
+                f"token must have at least {_SHORTEST_TOKEN} characters, so that it cannot be guessed"
             )
         return cls(token, hosts, allow_actions, hashlib.sha256(b"penstock dashboard " + token.encode()).digest())
 
@@ -170,13 +170,13 @@ class Guard:
         if not self._access.knows_host(headers.get("host", "")):
             return _refused(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                f"The dashboard does not answer for the host {headers.get('host', '')[:200]!r}. "
-                "Start it with --allowed-host NAME, or pass allowed_hosts to create_app().",
+                f"The dashboard does not accept requests for the host {headers.get('host', '')[:200]!r}. Start "
+                "it with --allowed-host NAME, or pass allowed_hosts to create_app().",
             )
         if scope["method"] not in {"GET", "HEAD", "POST"}:
-            return _refused(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET, HEAD and POST are answered.")
+            return _refused(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET, HEAD and POST are allowed.")
         if scope["method"] == "POST" and _is_cross_site(headers):
-            return _refused(HTTPStatus.FORBIDDEN, "The form comes from another site.")
+            return _refused(HTTPStatus.FORBIDDEN, "The form was submitted from another site.")
         return None
 
 

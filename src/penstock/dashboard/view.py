@@ -119,7 +119,7 @@ async def form_of(request: Request) -> list[tuple[str, str]]:
     async for chunk in request.stream():
         body += chunk
         if len(body) > _MOST_BODY:
-            raise Refused(413, f"A form may have at most {_MOST_BODY >> 20} MiB.")
+            raise Refused(413, f"A form must not exceed {_MOST_BODY >> 20} MiB.")
     try:
         return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
     except ValueError as error:

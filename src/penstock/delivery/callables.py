@@ -1,15 +1,17 @@
-"""The user's functions, made uniform: async or plain, for a batch or for one message."""
+"""The user's functions, made uniform: async or plain, for a batch or for one message; and how a call is interrupted."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.model import StreamMessage
-from penstock.runtime.aio import IS_ASYNC, Threads
+from penstock.runtime.aio import IS_ASYNC, Activity, Threads
+from penstock.type_checks import check_arguments
 
 logger = logging.getLogger("penstock.streams")
 
@@ -18,19 +20,50 @@ MessageHandler: TypeAlias = Callable[[StreamMessage], Any]
 Call: TypeAlias = Callable[[list[StreamMessage]], Awaitable[list[str] | None]]
 
 
+class RunningCall:
+    """What one worker handles at the moment, so that others can interrupt exactly that."""
+
+    __slots__ = ("cause", "deadline_s", "is_busy", "job", "messages")
+
+    def __init__(self) -> None:
+        self.messages: Sequence[Any] = ()  # or a task; none = no handler runs
+        self.deadline_s = math.inf
+        self.is_busy = False
+        self.job = Activity.current()
+        self.cause: PenstockError | None = None
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Return whether the call has taken too long."""
+        return self.deadline_s < now_s and bool(self.messages)
+
+    def interrupt(self, cause: PenstockError) -> None:
+        """End the running call with the cause; a plain function in a thread cannot be ended and goes on."""
+        if self.messages and self.job is not None and self.cause is None:
+            self.cause = cause
+            self.job.interrupt()
+
+    def resume(self) -> None:
+        """Go on after an interruption, which was meant for one call."""
+        self.cause = None
+        Activity.resume()
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     """Tell whether calling the function gives a coroutine."""
     # An object whose type has an async __call__ is as good as an async function.
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def awaitable(function: Callable[..., Any], threads: Threads, what: str) -> Callable[..., Awaitable[Any]]:
+def awaitable(
+    function: Callable[..., Any], threads: Threads, what: str, arguments: int = 1
+) -> Callable[..., Awaitable[Any]]:
     """Return the function so that it can be awaited; a plain one runs in a thread."""
     if not callable(function):
         raise ConfigurationError(f"{what} must be a function, not {function!r}")
+    check_arguments(what, function, arguments)
     if is_async(function):
         if not IS_ASYNC:
-            raise ConfigurationError(f"{what} is async: use it with penstock.StreamConsumer, or give a plain function")
+            raise ConfigurationError(f"{what} is async: use penstock.StreamConsumer, or pass a plain function")
         return function
 
     async def call(*args: object) -> Any:
@@ -38,7 +71,9 @@ def awaitable(function: Callable[..., Any], threads: Threads, what: str) -> Call
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()  # else Python complains, later and elsewhere, that nobody awaited it
-            raise ConfigurationError(f"{what} is a plain function that returned an awaitable: make it `async def`")
+            raise ConfigurationError(
+                f"{what} is a plain function that returned an awaitable: declare it with `async def`"
+            )
         return result
 
     return call
@@ -51,12 +86,12 @@ def batch_call(handler: Callable[..., Awaitable[Any]]) -> Call:
         returned = await handler(messages.copy())  # what the handler does to its list is its own affair
         if returned is None:
             logger.warning(
-                "the handler returned None for %d message(s): nothing is acknowledged; return the ids that are done",
+                "handler returned None for %d message(s), so none is acknowledged; return the ids of finished messages",
                 len(messages),
             )
             return []
         if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
-            raise ConfigurationError(f"the handler must return a list of ids, not {returned!r}")
+            raise ConfigurationError(f"handler must return a list of message ids, not {returned!r}")
         return returned if isinstance(returned, list) else list(returned)
 
     return call

@@ -18,10 +18,11 @@ from penstock.keys import check_dead_letters
 from penstock.model import DeadLetter, StreamMessage
 from penstock.number_checks import check_number
 from penstock.policy import DelaysById, Reason
-from penstock.redis.client import StreamClient
+from penstock.redis.client import StreamClient, check_client
 from penstock.redis.reading import pages
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.aio import comes_from_outside
+from penstock.type_checks import check_list
 
 Ids: TypeAlias = list[str]  # the class has a method of that name
 Hook: TypeAlias = Callable[[StreamMessage, str], Awaitable[object]]
@@ -47,7 +48,7 @@ class DeadLetterBackoff:
         delay_ms, is_first = self._delays.next_ms(entry_id)
         self._logger.log(
             logging.ERROR if is_first else logging.WARNING,
-            "%s: entry %s cannot be dead-lettered; it stays pending and is tried again in %.1f s",
+            "%s: cannot dead-letter entry %s; it stays pending, retrying in %.1f s",
             source, entry_id, delay_ms / 1000, exc_info=is_first,
         )  # fmt: skip
         return delay_ms
@@ -129,7 +130,7 @@ class DeadLetterMover:
             if comes_from_outside(failure):
                 raise
             self._logger.exception(
-                "the dlq_handler failed for %s (%s); the dead letter is stored", entry.id, reason.value
+                "dlq_handler failed for message %s (%s); the dead letter is stored", entry.id, reason.value
             )
 
 
@@ -165,7 +166,8 @@ class DeadLetterStream(ABC, Generic[Letter]):
         rows = await self._client.call(self._key, "XRANGE", self._key, record_id, record_id, "COUNT", 1)
         return self._parse(record_id, rows[0][1]) if rows and rows[0][0].decode() == record_id else None
 
-    async def _between(self, start: str = "-", end: str = "+") -> AsyncIterator[Letter]:
+    async def iterate(self, start: str = "-", end: str = "+") -> AsyncIterator[Letter]:
+        """Yield the records from one id to another, oldest first."""
         async for rows in pages(self._client, self._key, start, end):
             for entry_id, fields in rows:
                 yield self._parse(entry_id.decode(), fields)
@@ -194,10 +196,12 @@ class DeadLetterStream(ABC, Generic[Letter]):
         redriven `max_redrives` times already stays where it is: it would only come back.
         """
         check_number("max_redrives", max_redrives)
+        if ids is not None:
+            check_list("ids", ids, "write ['17-0'] for a single one")
         added: Ids = []
         operation = secrets.token_hex(8)
         # Those that come meanwhile are left: what was put back and died again would be put back once more.
-        letters = self._between(end=await self._newest()) if ids is None else self._of_ids(ids)
+        letters = self.iterate(end=await self._newest()) if ids is None else self._of_ids(ids)
         async for letter in letters:
             if limit is not None and len(added) >= limit:
                 break
@@ -219,6 +223,7 @@ class DeadLetterStream(ABC, Generic[Letter]):
         """Delete dead letters for good, all or the given ones; return how many."""
         if ids is None:
             return int(await self._client.call(self._key, "XTRIM", self._key, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
+        check_list("ids", ids, "write ['17-0'] for a single one")
         gone = 0
         for start in range(0, len(ids), _PAGE):
             command = ("XDEL", self._key, *ids[start : start + _PAGE])
@@ -230,15 +235,16 @@ class DeadLetters(DeadLetterStream[DeadLetter]):
     """The dead letters of one stream."""
 
     def __init__(self, client: StreamClient, stream: str, dlq_stream: str | None = None) -> None:
+        check_client(client)
         self._keys, self.stream = client.keys(stream), stream
         key = client.keys(dlq_stream).stream if dlq_stream else self._keys.default_dead_letters()
         check_dead_letters(self._keys.stream, key, "dlq_stream", is_cluster=client.is_cluster)
         super().__init__(client, key, dead_letter_record.parse)
 
     async def list(self, count: int = 100, start: str = "-", reason: str | None = None) -> list[DeadLetter]:
-        """Return the oldest records from an id on, those with the reason if one is given."""
+        """Return the oldest records, starting at an id; with `reason`, only those with that reason."""
         found: list[DeadLetter] = []
-        async for letter in self._between(start):
+        async for letter in self.iterate(start):
             if len(found) >= count:
                 break
             if reason is None or letter.reason == reason:

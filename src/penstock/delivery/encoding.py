@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -12,8 +11,9 @@ import msgspec
 from penstock import envelope, ids
 from penstock.errors import ConfigurationError, EncodeError
 from penstock.keys import is_utf8
+from penstock.number_checks import check_number
 from penstock.protection import Protection
-from penstock.serializers import JsonSerializer, Serializer
+from penstock.serializers import Serializer, checked_serializer
 
 Field: TypeAlias = bytes | str | int
 _MAX_KEY = 512
@@ -36,7 +36,7 @@ class Encoder:
 
     def __init__(self, serializer: Serializer | None, stream: str, protection: Protection | None) -> None:
         self._stream, self._protection = stream, protection
-        self._serializer: Serializer = serializer or JsonSerializer()
+        self._serializer = checked_serializer(serializer)
         self._dumps: Callable[[object], object] = self._serializer.encode
         message_ids = ids.MessageIds()
         self._new_id, self._new_ids = message_ids.make, message_ids.make_many
@@ -91,11 +91,11 @@ class Encoder:
         if headers:
             more += [envelope.HEADERS, envelope.encode_headers(headers)]
         if expires_in_ms is not None:
-            _positive("expires_in_ms", expires_in_ms)
+            check_number("expires_in_ms", expires_in_ms, is_whole=False)
             more += [envelope.EXPIRES_AT, int(time.time() * 1000 + expires_in_ms)]
         window_ms = 0
         if _checked("dedup_key", dedup_key) is not None:
-            _positive("dedup_window_ms", dedup_window_ms)
+            check_number("dedup_window_ms", dedup_window_ms, is_whole=False)
             window_ms = max(1, int(dedup_window_ms))
             more += [envelope.DEDUP_KEY, str(dedup_key)]
         message_id = _checked("message_id", message_id) or self._new_id()
@@ -134,14 +134,9 @@ def _checked(what: str, value: object) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{what} must be a text that is not empty, not {value!r}")
+        raise ConfigurationError(f"{what} must be a non-empty string, not {value!r}")
     if len(value) > _MAX_KEY:
-        raise ConfigurationError(f"{what} has {len(value)} characters, at most {_MAX_KEY} are allowed")
+        raise ConfigurationError(f"{what} has {len(value)} characters, more than the limit of {_MAX_KEY}")
     if not is_utf8(value):
-        raise ConfigurationError(f"{what} must be text that UTF-8 can hold, without lone surrogates: {value[:40]!r}")
+        raise ConfigurationError(f"{what} must not contain lone surrogates, which UTF-8 cannot encode: {value[:40]!r}")
     return value
-
-
-def _positive(what: str, value: object) -> None:
-    if not (isinstance(value, int | float) and 0 < value < math.inf):
-        raise ConfigurationError(f"{what}={value!r} must be a positive number of seconds")

@@ -10,7 +10,7 @@ from penstock.errors import GroupLost
 from penstock.keys import check_dead_letters, check_name
 from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
 from penstock.redis.aio import Reply
-from penstock.redis.client import StreamClient
+from penstock.redis.client import StreamClient, check_client
 from penstock.redis.retry import Repeat
 
 _RESTORED = "restored"  # holds what was pending in a group that was destroyed, until a consumer takes it over
@@ -20,6 +20,7 @@ class ConsumerGroup:
     """One consumer group of one stream."""
 
     def __init__(self, client: StreamClient, stream: str, group: str) -> None:
+        check_client(client)
         self._client = client
         self.stream = stream
         self.group = check_name("group", group)
@@ -29,7 +30,7 @@ class ConsumerGroup:
     # --- life ---------------------------------------------------------------------------------------
 
     async def ensure(self, dlq_stream: str | None = None, dlq_group: str | None = None) -> None:
-        """Create the group unless it exists, where it had come to, else at the beginning of the stream."""
+        """Create the group unless it exists, at its last known position or else at the beginning of the stream."""
         if self.is_known:
             return
         if dlq_stream:
@@ -41,7 +42,7 @@ class ConsumerGroup:
         self.is_known = True
 
     def reset(self) -> None:
-        """Forget that the group exists: the next ensure() looks again."""
+        """Forget that the group exists, so that the next ensure() checks again."""
         self.is_known = False
 
     async def restore(self, consumer: str = _RESTORED) -> str | None:
@@ -61,10 +62,10 @@ class ConsumerGroup:
             found = _pairs(info)
             if found["name"].decode() == self.group:
                 return found
-        raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; ensure() creates it")
+        raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
 
     async def lag(self) -> Lag:
-        """Return how many entries the group has not been handed yet, and the age of the oldest.
+        """Return how many entries the group has not received yet, and the age of the oldest.
 
         Counted, since the server's own number is wrong or missing after trimming and deleting. Of a backlog that is too
         large to be counted, some hundreds of megabytes, an upper bound is returned, as one that is not exact.
@@ -120,7 +121,7 @@ class ConsumerGroup:
         return [ConsumerInfo(row["name"].decode(), int(row["pending"]), int(row["idle"])) for row in found]
 
     async def pending_details(self, count: int = 100) -> list[PendingEntry]:
-        """Return the oldest pending messages; `retry_at_ms` tells when a failed one is due again."""
+        """Return the oldest pending messages; `retry_at_ms` is when a failed one is retried."""
         stream = self._keys.stream
         rows = await self._client.call(stream, "XPENDING", stream, self.group, "-", "+", count)
         if not rows:
@@ -149,7 +150,7 @@ class ConsumerGroup:
         if stats.lag > max_lag:
             issues.append(f"lag {stats.lag} exceeds {max_lag}: the oldest unread entry is {stats.lag_age_s:.0f} s old")
         issues += [
-            f"consumer {consumer.name} holds {consumer.pending} and was silent for {consumer.idle_ms} ms"
+            f"consumer {consumer.name} holds {consumer.pending} messages and has been idle for {consumer.idle_ms} ms"
             for consumer in stats.consumers
             if consumer.pending and consumer.idle_ms > max_idle_ms
         ]
@@ -158,13 +159,13 @@ class ConsumerGroup:
     # --- chores --------------------------------------------------------------------------------------
 
     async def remove_dead_consumers(self, idle_ms: int, except_for: str = "") -> list[str]:
-        """Remove consumers that hold nothing and were silent for so long; return their names."""
+        """Remove consumers that hold no messages and have been idle for `idle_ms`; return their names."""
         args: list[str | int] = [self.group, except_for, idle_ms]
         reply: Reply = await self._client.run("streams/remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
         return [name.decode() for name in reply]
 
     async def trim(self, keep: int) -> int:
-        """Trim what every group of the stream is done with, except for its newest `keep` entries; return how many."""
+        """Trim entries that every group has finished, but keep the newest `keep`; return how many were trimmed."""
         return await trim_finished(self._client, self._keys.stream, keep)
 
 

@@ -1,7 +1,7 @@
 """Renews leases from a thread, so that a handler that blocks its event loop keeps its messages.
 
 All of a process that go to the same server with the same patience share one thread and one connection. Shared by the
-async and the sync half: it speaks to Redis over the blocking lane.
+async and the sync half: it speaks to Redis over the blocking transport.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
 from penstock.keys import StreamKeys
-from penstock.redis.blocking import Command, Reply
+from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.redis.scripts import Call, ScriptRunner, script
 from penstock.redis.settings import ConnectionSettings
 
@@ -79,10 +80,10 @@ class Renewable(ABC):
     def failed(self, error: Exception) -> None:
         """Take note that a renewal failed."""
         if isinstance(error, PenstockError):
-            self._logger.warning("%s were not renewed: %s", self._what, error)
+            self._logger.warning("cannot renew the %s: %s", self._what, error)
             self._due_s = time.monotonic() + self._interval_s / 4
         else:
-            self._logger.error("%s were not renewed", self._what, exc_info=error)
+            self._logger.error("cannot renew the %s", self._what, exc_info=error)
 
 
 class Held(NamedTuple):
@@ -202,7 +203,7 @@ def tell(function: Callable[..., None], *args: object) -> None:
         try:
             function(*args)
         except Exception:  # the event loop of the handler may be gone
-            logger.exception("nobody could be told what became of a lease")
+            logger.exception("the callback for a lost lease failed")
 
     threading.Thread(target=call, name="penstock-lease-told", daemon=True).start()
 

@@ -24,10 +24,12 @@ from penstock.errors import (
     PublishUnknown,
     StreamFull,
 )
-from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.aio import Connection, Reply
 from penstock.redis.client import StreamClient
+from penstock.redis.master_watch import MasterReplaced
+from penstock.redis.packing import Command
 from penstock.redis.retry import PASSING, RetryBudget, pause_s
-from penstock.redis.scripts import script
+from penstock.redis.scripts import MOST_BYTES, script, steps
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.aio import Combiner, Promise, connection_scope, new_promise, pause
@@ -105,7 +107,7 @@ class Publisher:
         self.is_full = self._combiner.is_full  # asked before every post
         self.wait_for_room = self._combiner.wait_for_room
         if settings.durability == "fast" and settings.on_full != "block":
-            self._combiner.express = self._send_at_once
+            self._combiner.send_at_once = self._send_at_once
 
     def post(self, message: Encoded) -> Promise[Answer]:
         """Take a message in; the promise is its answer."""
@@ -134,12 +136,14 @@ class Publisher:
         connection, messages = self._open_connection(), _messages(items)
         if connection is None or len(messages) > self._settings.max_batch:
             return False
+        if len(messages) > 1 and sum([len(message.raw) for message in messages]) > MOST_BYTES:
+            return False
         command = self._compose(messages)
 
         def on_reply(reply: Reply) -> None:
             if isinstance(reply, PenstockError):
                 again = items, messages, command, reply
-                self._combiner.go_on(self._send_again(*again))  # sync: self._send_again(*again)
+                self._combiner.run_in_task(self._send_again(*again))  # sync: self._send_again(*again)
             else:
                 answers = self._answers([reply])
                 self._on_answers(answers)
@@ -176,11 +180,10 @@ class Publisher:
     # --- the long way -------------------------------------------------------------------------------
 
     async def _send(self, items: list[Item]) -> None:
-        messages, max_batch = _messages(items), self._settings.max_batch
-        answers: list[Answer] = []
+        messages, answers = _messages(items), list[Answer]()
         try:
-            for start in range(0, len(messages), max_batch):
-                some = messages[start : start + max_batch]
+            for step in steps([len(message.raw) for message in messages], self._settings.max_batch):
+                some = messages[step]
                 answers += await self._answered(some, self._publish, some)
         except BaseException as error:
             _fail(items, error)
@@ -245,7 +248,8 @@ class Publisher:
                 command = ("EVAL", self._script.source, *command[2:])
                 continue
             except PASSING as error:
-                if isinstance(error, ConnectionFailed) and not (self._was_connected or retry.waits_for_server):
+                is_absent = isinstance(error, ConnectionFailed) and not isinstance(error, MasterReplaced)
+                if is_absent and not (self._was_connected or retry.waits_for_server):
                     raise
                 is_unknown = is_unknown or isinstance(error, ConnectionLost)
                 asked = error.asked if isinstance(error, Redirected) else None
@@ -259,9 +263,11 @@ class Publisher:
     def _given_up(self, failure: PenstockError, is_unknown: bool, messages: list[Encoded]) -> PenstockError:
         if not is_unknown:
             return failure
+        has_keys = all(message.dedup_key is not None for message in messages)
+        advice = "with the same dedup_key, which adds no duplicate" if has_keys else "only if duplicates are acceptable"
         return PublishUnknown(
-            f"{len(messages)} message(s) may or may not be in stream {self._stream!r}: {failure}; the retry budget of "
-            f"{self._settings.retry.budget_s} s is used up. Publish again with the same dedup_key to be sure",
+            f"{len(messages)} message(s) may or may not have been added to stream {self._stream!r}: {failure}; "
+            f"no answer within the retry budget of {self._settings.retry.budget_s} s. Publish again {advice}",
             [message.message_id for message in messages],
         )
 
@@ -333,8 +339,8 @@ class Publisher:
     def _answer(self, item: str) -> Answer:
         if item == _FULL:
             return StreamFull(
-                f"stream {self._stream!r} holds max_len={self._settings.max_len} entries that a group still needs; "
-                f"add consumers, raise max_len, or choose on_full='block' or 'drop_oldest'"
+                f"stream {self._stream!r} has reached max_len={self._settings.max_len}, and a group still needs "
+                "its entries; add consumers, raise max_len, or set on_full='block' or 'drop_oldest'"
             )
         return Duplicate(item[1:]) if item.startswith(_SAME) else item
 
@@ -351,7 +357,7 @@ class Publisher:
             kind = "disks" if is_local else "replicas"
             timeout_ms = self._settings.durability_timeout_ms
             why = f"only {confirmed} of {wanted} {kind} confirmed within {timeout_ms} ms"
-        text = f"written to stream {self._stream!r}, but {why}; it may be lost in a crash or a failover"
+        text = f"written to stream {self._stream!r}, but {why}; a crash or failover may lose it"
         return [NotDurable(text, [answer]) if isinstance(answer, str) else answer for answer in answers]
 
 

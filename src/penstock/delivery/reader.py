@@ -9,8 +9,9 @@ from penstock.delivery.group_commands import MAX_IDS, parse_rows
 from penstock.delivery.in_flight import InFlight
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.events import EventName
-from penstock.redis.aio import Command, Reply
+from penstock.redis.aio import Reply
 from penstock.redis.blocking_read import BlockingRead
+from penstock.redis.packing import Command
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
@@ -26,15 +27,15 @@ class PrefetchWindow:
 
     def __init__(self, least: int, most: int) -> None:
         self.target, self._least, self._most = least, least, most
-        self._filled_s = 0.0
+        self._refilled_s = 0.0
 
-    def filled(self) -> None:
+    def refilled(self) -> None:
         """Take note that messages came in."""
-        self._filled_s = time.monotonic()
+        self._refilled_s = time.monotonic()
 
-    def hungry(self) -> None:
-        """Take note that there is room again: double what was eaten fast, halve what lay for long."""
-        took_s = time.monotonic() - self._filled_s
+    def ran_low(self) -> None:
+        """Take note that there is room again: double what was handled fast, halve what waited for long."""
+        took_s = time.monotonic() - self._refilled_s
         if took_s < _FAST_S:
             self.target = min(self.target * 2, self._most)
         elif took_s > _SLOW_S:
@@ -81,7 +82,7 @@ class MessageReader:
                 rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
                 found = len(rows)
                 if rows:
-                    self._prefetch.filled()
+                    self._prefetch.refilled()
                     in_flight.add_fresh(rows)
             elif acks is not None and index == step - 1:
                 is_answered = True
@@ -120,7 +121,7 @@ class MessageReader:
         await self._in_flight.wait_for_room(prefetch.target // 2)
         if self._in_flight.is_closed:
             return
-        prefetch.hungry()
+        prefetch.ran_low()
         # At least one even if more wait than expected: the read also carries acknowledgements. And at most as many as
         # it can carry of them, else they would fall behind.
         count = min(max(1, prefetch.target - self._in_flight.waiting), MAX_IDS)

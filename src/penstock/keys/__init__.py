@@ -4,7 +4,6 @@ All keys of one stream share its hash tag, so that one script may touch them in 
 """
 
 from penstock.keys.balancer import CONSUMER_PREFIX, MUTEX_KEY_SEP, BalancerKeys
-from penstock.keys.list_queue import ListQueueKeys
 from penstock.keys.names import (
     MAX_NAME,
     check_dead_letters,
@@ -14,11 +13,15 @@ from penstock.keys.names import (
     hashed_part,
     is_utf8,
 )
-from penstock.keys.queue import QueueKeys
+from penstock.keys.queue import ListQueueKeys, QueueKeys
 from penstock.keys.stream import StreamKeys
 from penstock.keys.tasks import TaskKeys
 
+# Stream of what operators have done: an entry before an action of the dashboard begins, and one when it has ended.
+AUDIT_STREAM = "penstock-audit"
+
 __all__ = [
+    "AUDIT_STREAM",
     "CONSUMER_PREFIX",
     "MAX_NAME",
     "MUTEX_KEY_SEP",

@@ -27,7 +27,8 @@ class BalancerKeys:
         check_name("service", service, MAX_NAME - len("-input"))
         if hash_tag(service) is None and ("{" in service or "}" in service):
             raise ConfigurationError(
-                f"service {service!r} contains braces that are no hash tag; write a tag as in '{{billing}}' or none"
+                f"service {service!r} contains braces that do not form a hash tag; write a tag as in "
+                "'{billing}', or use no braces"
             )
         return cls(service)
 

@@ -13,12 +13,12 @@ def check_name(what: str, name: str, max_length: int = MAX_NAME) -> str:
     if not isinstance(name, str):
         raise ConfigurationError(f"{what} must be a str, not {type(name).__name__}")
     if not name or not name.strip():
-        raise ConfigurationError(f"{what} must not be empty or blank: give it a name such as 'orders'")
+        raise ConfigurationError(f"{what} must not be empty or blank: use a name such as 'orders'")
     if not is_utf8(name):
-        raise ConfigurationError(f"{what} must be text that UTF-8 can hold, without lone surrogates: {name[:40]!r}")
+        raise ConfigurationError(f"{what} must not contain lone surrogates, which UTF-8 cannot encode: {name[:40]!r}")
     if len(name.encode()) > max_length:
         raise ConfigurationError(
-            f"{what} has {len(name.encode())} bytes, at most {max_length} are allowed: {name[:40]!r}..."
+            f"{what} has {len(name.encode())} bytes, more than the limit of {max_length}: {name[:40]!r}..."
         )
     if any(c in name for c in _FORBIDDEN):
         raise ConfigurationError(f"{what} must not contain line breaks or NUL: {name!r}")
@@ -58,8 +58,8 @@ def check_same_slot(stream: str, other: str, what: str) -> None:
     """Raise ClusterSlotError unless both keys are in one cluster slot."""
     if hashed_part(stream) != hashed_part(other):
         raise ClusterSlotError(
-            f"{what} {other!r} and stream {stream!r} are in different cluster slots: "
-            f"name them with one hash tag, for example '{{orders}}_main' and '{{orders}}_dlq'"
+            f"{what} {other!r} and stream {stream!r} are in different cluster slots: give them the same hash "
+            "tag, for example '{orders}_main' and '{orders}_dlq'"
         )
 
 
@@ -67,7 +67,7 @@ def check_dead_letters(stream: str, dead_letters: str, what: str, *, is_cluster:
     """Raise ConfigurationError unless the dead letters of a stream can be in that other one."""
     if stream == dead_letters:
         raise ConfigurationError(
-            f"{what}={dead_letters!r} is the stream itself: what is given up would be handled again, for ever. "
+            f"{what}={dead_letters!r} is the stream itself: its dead letters would be handled again forever. "
             f"Name another stream, or leave {what} out"
         )
     if is_cluster:

@@ -1,4 +1,4 @@
-"""The keys of a message queue."""
+"""The keys of a message queue, and those of a queue of redis-message-queue, which the importer reads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class QueueKeys:
         StreamKeys.of(name)
         if separator in name:
             raise ConfigurationError(
-                f"name={name!r} must not contain the key_separator {separator!r}, or keys of two queues could be the "
-                f"same: choose another name or another key_separator"
+                f"name={name!r} must not contain the key_separator {separator!r}, because two queues could then "
+                "share keys: choose another name or another key_separator"
             )
         return cls(name, separator)
 
@@ -64,8 +64,55 @@ class QueueKeys:
         """Raise ClusterSlotError unless a cluster keeps all of it in one place, also dead letters of another name."""
         if hash_tag(self.name) is None:
             raise ClusterSlotError(
-                f"queue {self.name!r} needs a hash tag in a Redis Cluster, which keeps its keys together: "
-                f"name it '{{{self.name}}}'"
+                f"queue {self.name!r} needs a hash tag in a Redis Cluster, so that all its keys are in one "
+                f"slot: name it '{{{self.name}}}'"
             )
         if dead_letters is not None:
             check_same_slot(self.name, dead_letters, "dead_letter_queue")
+
+
+@dataclass(frozen=True, slots=True)
+class ListQueueKeys:
+    """The keys of a queue of redis-message-queue, which keeps its messages in lists; the importer reads them."""
+
+    name: str
+    separator: str = "::"
+
+    def _of(self, kind: str) -> str:
+        return f"{self.name}{self.separator}{kind}"
+
+    @property
+    def pending(self) -> str:
+        """List: what waits, the oldest at the right end."""
+        return self._of("pending")
+
+    @property
+    def processing(self) -> str:
+        """List: what is in flight."""
+        return self._of("processing")
+
+    @property
+    def leases(self) -> tuple[str, ...]:
+        """Sorted set of deadlines; hashes of tokens, delivery counts, and of claims by token, by claim, of tokens."""
+        kinds = (
+            "lease_deadlines", "lease_tokens", "delivery_counts",
+            "claim_result_refs", "claim_result_ids", "claim_result_backrefs",
+        )  # fmt: skip
+        return tuple(f"{self.processing}:{kind}" for kind in kinds)
+
+    def claim(self, claim_id: str) -> str:
+        """String: what a claim was answered."""
+        return f"{self.processing}:claim_result:{claim_id}"
+
+    def log(self, kind: str) -> str:
+        """List: `dlq`, `completed` or `failed`, the oldest at the right end."""
+        return self._of(kind)
+
+    def deduplication(self, key: str) -> str:
+        """String: a message was published under the key."""
+        return self._of(f"deduplication{self.separator}{key}")
+
+    @staticmethod
+    def aside(key: str) -> str:
+        """List: what was in a list whose key is that of a stream by now."""
+        return f"{key}:import"

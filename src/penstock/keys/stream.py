@@ -24,7 +24,8 @@ class StreamKeys:
         if hash_tag(key) is None and ("{" in key or "}" in key):
             # Braces that are no hash tag would make "{key}" hash differently from the key itself.
             raise ConfigurationError(
-                f"stream {key!r} contains braces that are no hash tag; write a tag as in '{{orders}}_main' or none"
+                f"stream {key!r} contains braces that do not form a hash tag; write a tag as in "
+                "'{orders}_main', or use no braces"
             )
         return cls(key)
 

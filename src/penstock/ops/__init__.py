@@ -3,6 +3,7 @@
 The names here are async; `penstock.sync.ops` has the same names for plain functions and threads.
 """
 
+from penstock.ops.condition import StreamCondition
 from penstock.ops.doctor import Doctor
 from penstock.ops.inspector import Inspector
 from penstock.ops.model import (
@@ -84,6 +85,7 @@ __all__ = [
     "ServerInfo",
     "ServiceInfo",
     "Severity",
+    "StreamCondition",
     "StreamInfo",
     "StreamKind",
     "StreamPoint",

@@ -42,7 +42,9 @@ class Services:
     async def _look(self, keys: BalancerKeys) -> Look:
         found = (await self._catalogue.look_at_services([keys.stream])).get(keys.stream)
         if found is None or not _is_service(found):
-            raise NotFound(f"there is no balanced service {keys.service!r}; `penstock balance ls` shows the services")
+            raise NotFound(
+                f"balanced service {keys.service!r} does not exist; list the services with `penstock balance ls`"
+            )
         return found
 
     async def _info(self, keys: BalancerKeys, look: Look) -> ServiceInfo:
@@ -119,19 +121,21 @@ class Services:
                     return stream.owner
             cursor = page.cursor
             if not cursor:
-                raise NotFound(f"nobody owns data stream {data_stream!r} of service {service!r}")
+                raise NotFound(f"data stream {data_stream!r} of service {service!r} has no owner")
 
     async def _take(self, keys: BalancerKeys, stream: BalancedStream) -> None:
         client, lock = self._client, BalancerKeys.lock(stream.data_stream, stream.entry_id)
-        names = [keys.stream] if client.is_cluster else [keys.stream, lock]
         args: list[str | int] = [keys.group, stream.owner, stream.entry_id, _RELEASED, _LONG_IDLE_MS]
+        if not client.is_cluster:
+            await client.run("ops/release", [keys.stream, lock], args, Repeat.IDEMPOTENT)
+            return
+        commands = BalancerCommands(client, keys, _RELEASED, BalancerConfig())
         for _ in range(_TRIES):
-            await client.run("ops/release", names, args, Repeat.IDEMPOTENT)
-            if client.is_cluster:
-                await client.run("balancer/unlock", [lock], [stream.owner, 1], Repeat.IDEMPOTENT)
-            # To ask for it makes the server notice that the time of the lock is over. In a cluster the owner may have
-            # renewed it between the two steps.
-            if await client.call(lock, "GET", lock) != stream.owner.encode():
+            await client.run("ops/release", [keys.stream], args, Repeat.IDEMPOTENT)
+            await client.run("balancer/unlock", [lock], [stream.owner, _RELEASED], Repeat.IDEMPOTENT)
+            # A heartbeat between the two steps, which lie on two nodes, takes the entry back.
+            [entry] = await commands.pending_of([stream.entry_id])
+            if entry is None or entry.consumer != stream.owner:
                 return
 
 

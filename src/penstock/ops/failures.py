@@ -15,7 +15,7 @@ _LONGEST_NAME = 512
 _FRAME = re.compile(r'^  File "(?:[^"]*[/\\])?([^"/\\]+)", line \d+, in (.+)$', re.MULTILINE)
 # Ids, numbers and quoted values: they tell one message from another, not one cause.
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
-_NUMBERS = re.compile(r"\b(?:0x)?[0-9a-fA-F-]*\d[0-9a-fA-F-]*\b")
+_NUMBERS = re.compile(r"\b(?:0x)?(?=[a-fA-F-]*\d)[0-9a-fA-F-]++(?!\w)|\b\d++")  # without a step back
 _LONGEST = 300
 
 

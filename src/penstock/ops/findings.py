@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 
 from penstock import ids
@@ -16,6 +17,7 @@ from penstock.ops.model import (
     ConsumerState,
     DeadLetterStreamInfo,
     Finding,
+    GroupInfo,
     GroupKind,
     RetentionInfo,
     ServerInfo,
@@ -26,11 +28,13 @@ from penstock.ops.model import (
 )
 from penstock.ops.rights import RoleName
 from penstock.shown import command_line
-from penstock.tasks.lanes import Lane
+from penstock.tasks.lanes import DEFAULT, Lane
+from penstock.units import count, duration
 
 _SKEW_S, _GREAT_SKEW_S = 1.0, 30.0
 _STUCK_S = 300.0  # an entry that is unread for so long, and nobody reads
 _PINNED_S, _PINNED_ENTRIES = 86_400.0, 10_000
+_DAYS_AHEAD = 1.0  # of an id, before which it may be a clock that is wrong
 _DEAD_CONSUMERS = 100  # of one group: names of pods that are gone
 _MANY_DEAD_LETTERS, _OLD_DEAD_LETTERS_S = 100_000, 30 * 86_400.0  # the usual limits
 _GUARANTEES = "explanation/delivery-guarantees.md"
@@ -60,7 +64,8 @@ def _memory(server: ServerInfo) -> list[Finding]:
         severity = Severity.ERROR if policy.startswith("allkeys") else Severity.WARNING
         found.append(
             Finding(
-                "eviction-policy", severity, server.address, f"maxmemory-policy {policy}: a full server deletes {what}",
+                "eviction-policy", severity, server.address,
+                f"maxmemory-policy is {policy}: when memory is full, the server evicts {what}",
                 "CONFIG SET maxmemory-policy noeviction", _GUARANTEES,
             )
         )  # fmt: skip
@@ -68,8 +73,8 @@ def _memory(server: ServerInfo) -> list[Finding]:
         used = 100 * server.used_memory // server.max_memory
         found.append(
             Finding(
-                "memory", Severity.ERROR, server.address, f"{used} % of maxmemory are used: soon nothing can be added",
-                "`penstock retention` shows what could go", _RETENTION,
+                "memory", Severity.ERROR, server.address, f"{used} % of maxmemory is used: writes will soon fail",
+                "free memory: `penstock retention` shows what can be trimmed", _RETENTION,
             )
         )  # fmt: skip
     return found
@@ -81,14 +86,14 @@ def _persistence(server: ServerInfo) -> list[Finding]:
 
     found = []
     if not server.last_save_ok:
-        found.append(finding(Severity.ERROR, "the last save failed", "look for the reason in the log of the server"))
+        found.append(finding(Severity.ERROR, "the last save to disk failed", "find the cause in the server log"))
     if server.is_append_only is False:
         what = "only snapshots are taken" if server.snapshots else "nothing is saved"
-        lost = "the messages since the last one" if server.snapshots else "all messages"
+        lost = "the messages since the last snapshot" if server.snapshots else "all messages"
         what = f"appendonly is off and {what}: a crash loses {lost}"
         found.append(finding(Severity.WARNING, what, "CONFIG SET appendonly yes"))
     elif server.is_append_only and server.fsync == "no":
-        what = "appendfsync no: a crash of the machine may lose half a minute"
+        what = "appendfsync is no: a machine crash may lose the last 30 seconds"
         found.append(finding(Severity.INFO, what, "CONFIG SET appendfsync everysec"))
     return found
 
@@ -97,11 +102,11 @@ def _replicas(server: ServerInfo) -> list[Finding]:
     if server.role != "master":
         return []
     if not server.replicas:
-        what, fix = "nothing takes over when the server is gone", "add a replica and Sentinel, or use a cluster"
+        what, fix = "no server can take over when this one fails", "add a replica and Sentinel, or use a cluster"
         return [Finding("replicas", Severity.INFO, server.address, f"no replica: {what}", fix, _CLUSTER)]
     if server.min_replicas != 0:
         return []
-    what = "min-replicas-to-write is 0: a failover loses what no replica has yet"
+    what = "min-replicas-to-write is 0: a failover loses messages that no replica has received yet"
     fix = "CONFIG SET min-replicas-to-write 1, or publish with durability='replicated'"
     return [Finding("replicas", Severity.WARNING, server.address, what, fix, _GUARANTEES)]
 
@@ -112,9 +117,16 @@ def _clock(server: ServerInfo) -> list[Finding]:
         return []
     severity = Severity.ERROR if skew_s > _GREAT_SKEW_S else Severity.WARNING
     direction = "ahead of" if server.clock_skew_s > 0 else "behind"
-    what = f"its clock is {skew_s:.1f} s {direction} this machine's: expiry times and ages are wrong by that much"
+    what = f"its clock is {skew_s:.1f} s {direction} this machine's: expiry times and ages are off by that much"
     return [
-        Finding("clock-skew", severity, server.address, what, "run NTP on both", "explanation/leases-and-fencing.md")
+        Finding(
+            "clock-skew",
+            severity,
+            server.address,
+            what,
+            "synchronize both clocks with NTP",
+            "explanation/leases-and-fencing.md",
+        )
     ]
 
 
@@ -126,11 +138,11 @@ def known_holes(server: ServerInfo) -> list[Finding]:
     fixed = _SCRIPTS_ARE_SAFE.get(server.product, {}).get((numbers[0], numbers[1]))
     if fixed is not None and numbers[2] >= fixed:
         return []
-    newer = f"{numbers[0]}.{numbers[1]}.{fixed}" if fixed is not None else "a newer series"
+    newer = f"{numbers[0]}.{numbers[1]}.{fixed}" if fixed is not None else "a newer release series"
     return [
         Finding(
             "known-holes", Severity.WARNING, server.address,
-            f"{server.product} {server.version} has CVE-2025-49844: whoever may run scripts can run code on the server",
+            f"{server.product} {server.version} has CVE-2025-49844: users who may run scripts can run code on it",
             f"upgrade to {newer}, unless your distribution has patched it", "how-to/rights.md",
         )
     ]  # fmt: skip
@@ -146,7 +158,7 @@ def keyspace_events(server: ServerInfo, services: Sequence[ServiceInfo]) -> list
     return [
         Finding(
             "keyspace-events", Severity.WARNING, server.address,
-            f"notify-keyspace-events is {events!r}: streams of a dead consumer wait for the next sweep",
+            f"notify-keyspace-events is {events!r}: streams of dead consumers wait for the next sweep",
             "CONFIG SET notify-keyspace-events Ex", "how-to/balancer.md",
         )
     ]  # fmt: skip
@@ -158,8 +170,9 @@ def open_server(user: str, flags: Iterable[bytes]) -> list[Finding]:
         return []
     return [
         Finding(
-            "rights", Severity.WARNING, "user default", "has no password: whoever reaches the server may do anything",
-            "make users with `penstock acl --role worker` and so on, then ACL SETUSER default off", "how-to/rights.md",
+            "rights", Severity.WARNING, "user default", "has no password: anyone who can reach it has full access",
+            "create users with `penstock acl --role worker` and so on, then run ACL SETUSER default off",
+            "how-to/rights.md",
         )
     ]  # fmt: skip
 
@@ -168,8 +181,8 @@ def lacking(user: str, role: RoleName, commands: Sequence[str]) -> list[Finding]
     """Return whether a user lacks commands that a role needs."""
     if not commands:
         return []
-    what = f"lacks commands that a {role} needs: {', '.join(commands[:8])}"
-    fix = f"`penstock acl --role {role}` prints the rights"
+    what = f"may not run commands that the role {role} needs: {', '.join(commands[:8])}"
+    fix = f"apply the rights that `penstock acl --role {role}` prints"
     return [Finding("rights", Severity.WARNING, f"user {user}", what, fix, "how-to/rights.md")]
 
 
@@ -195,8 +208,8 @@ def hash_tags(streams: Sequence[StreamInfo]) -> list[Finding]:
                 found.append(
                     Finding(
                         "hash-tags", Severity.WARNING, f"stream {stream.name}",
-                        "has no hash tag: its dead letters are in another slot, and nothing can be dead-lettered",
-                        f"name it '{{{stream.name}}}', or its dead letters with the same hash tag",
+                        "has no hash tag: its dead letters are in another slot, so nothing can be dead-lettered",
+                        f"rename it to '{{{stream.name}}}', or give its dead letters the same hash tag",
                         _CLUSTER,
                     )
                 )  # fmt: skip
@@ -211,8 +224,9 @@ def short_locks(service: str, owned: Sequence[BalancedStream], failover_ms: int)
     return [
         Finding(
             "leases", Severity.WARNING, f"service {service}",
-            f"its locks last {max(left)} ms at most, and a failover takes {failover_ms} ms: all streams change owners",
-            "a longer lease_ms, or a shorter cluster-node-timeout", "how-to/balancer.md",
+            f"its locks last {max(left)} ms, but a failover takes {failover_ms} ms: all streams change owners",
+            "raise lease_ms, or lower cluster-node-timeout (with Sentinel, down-after-milliseconds)",
+            "how-to/balancer.md",
         )
     ]  # fmt: skip
 
@@ -223,20 +237,30 @@ def pinned(info: RetentionInfo) -> list[Finding]:
     for pin in info.pins:
         is_old = pin.is_lowest and pin.age_s > _PINNED_S and info.length > _PINNED_ENTRIES
         if (pin.is_dead and pin.is_lowest and pin.age_s > _STUCK_S) or is_old:
-            why = "its consumers are gone" if pin.is_dead else f"it is {pin.age_s / 3600:.0f} hours behind"
+            why = "all its consumers are dead" if pin.is_dead else f"it is {duration(pin.age_s)} behind"
+            # The group of a queue or a service is where its messages wait: nobody should delete it.
+            delete = f", or {command_line('group delete', info.stream, pin.group)}"
+            is_of_queue = info.kind in {StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE}
             found.append(
                 Finding(
                     "pinned", Severity.WARNING, f"stream {info.stream}, group {pin.group}",
-                    f"pins {info.length - info.finished} entries: {why}",
-                    f"start its consumers, or {command_line('group delete', info.stream, pin.group)}",
-                    _RETENTION,
+                    f"keeps {count(info.length - info.finished)} entries from being trimmed: {why}",
+                    f"start its consumers{'' if is_of_queue else delete}", _RETENTION,
                 )
             )  # fmt: skip
     return found
 
 
+def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings without those that say of a group what a graver one says already: that nobody works on it."""
+    about_groups = {"dead-consumers", "no-consumer", "unknown-kind"}
+    told = {each.where for each in findings if each.severity is Severity.ERROR and each.check in about_groups}
+    return [finding for finding in findings if finding.check != "pinned" or finding.where not in told]
+
+
 def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
     """Return groups in which dead consumers hold messages that nobody recovers, or in which their names pile up."""
+    groups = {(info.name, each.name): each for info in streams for each in info.groups}
     by_group: dict[tuple[str, str], list[Consumer]] = {}
     for consumer in consumers:
         by_group.setdefault((consumer.stream, consumer.group), []).append(consumer)
@@ -244,13 +268,12 @@ def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consume
     for (stream, group), members in by_group.items():
         dead = [each for each in members if each.state is ConsumerState.DEAD]
         holding = [each for each in dead if each.pending and each.idle_ms > 1000 * _STUCK_S]
-        where = f"stream {stream}, group {group}"
-        if holding:
-            held = sum(each.pending for each in holding)
+        where, held = f"stream {stream}, group {group}", sum(each.pending for each in holding)
+        if holding and not _wait_for_retry(held, groups.get((stream, group))):
             found.append(
                 Finding(
                     "dead-consumers", Severity.ERROR, where,
-                    f"{len(holding)} dead consumers hold {held} messages, and nobody takes them over",
+                    f"{_some(held, 'message')} of {_some(len(holding), 'dead consumer')}: no consumer recovers them",
                     "start a consumer of the group", "explanation/leases-and-fencing.md",
                 )
             )  # fmt: skip
@@ -264,10 +287,21 @@ def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consume
     ]
 
 
+def _some(number: int, noun: str) -> str:
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _wait_for_retry(held: int, group: GroupInfo | None) -> bool:
+    # What waits for its next run stays with the consumer that failed, alive or not, until it is due.
+    return group is not None and held <= group.retries_waiting and group.oldest_pending_idle_ms <= 1000 * _STUCK_S
+
+
 def _many_consumers(where: str, count: int, what: str) -> Finding:
     return Finding(
-        "dead-consumers", Severity.WARNING, where, f"{count} {what}: names of processes that are gone slow XINFO down",
-        "penstock removes them after consumer_ttl_ms; for others, XGROUP DELCONSUMER", "reference/consumer-config.md",
+        "dead-consumers", Severity.WARNING, where,
+        f"{count} {what}: names of processes that no longer run slow down XINFO",
+        "Penstock removes its own after consumer_ttl_ms; remove others with XGROUP DELCONSUMER",
+        "reference/consumer-config.md",
     )  # fmt: skip
 
 
@@ -277,39 +311,72 @@ def many_groups(streams: Sequence[StreamInfo]) -> list[Finding]:
         Finding(
             "many-groups", Severity.WARNING, f"stream {each.name}",
             f"{len(each.groups)} of {each.groups_count} groups were examined",
-            "list them with XINFO GROUPS, and delete those that nobody reads through", _RETENTION,
+            "list them with XINFO GROUPS, and delete those that no consumer uses", _RETENTION,
         )
         for each in streams
         if each.groups_count > len(each.groups)
     ]  # fmt: skip
 
 
+def foreign_ids(streams: Sequence[StreamInfo], now_ms: int) -> list[Finding]:
+    """Return streams to which somebody added an entry with an id from the future: the server goes on from there."""
+    found = []
+    for each in streams:
+        last_ms = ids.parse(each.last_generated_id)[0] if each.last_generated_id else 0
+        days = (last_ms - now_ms) / 86_400_000
+        if days < _DAYS_AHEAD:
+            continue
+        is_closed = ids.after(each.last_generated_id) == each.last_generated_id
+        what = "takes no more entries: its last id is the greatest that there is"
+        if not is_closed:
+            what = f"its last id lies {days:,.0f} days ahead, and so do all that follow: their ages are unknown"
+        found.append(
+            Finding(
+                "foreign-ids", Severity.ERROR if is_closed else Severity.WARNING, f"stream {each.name}", what,
+                "find out who chooses ids; delete the entries from there on, set the stream back with XSETID, and each "
+                f"group with {command_line('group seek', each.name, 'GROUP')}",
+                _RETENTION,
+            )
+        )  # fmt: skip
+    return found
+
+
 def unread_by_anybody(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
-    """Return groups whose messages wait while no consumer is alive; of tasks, kinds that no worker knows."""
+    """Return groups whose messages wait while no consumer is alive; of tasks, what no worker can do.
+
+    A group without consumers may mark how far a Spark query has come, which may run once a day: that is only mentioned.
+    """
     alive = {(each.stream, each.group) for each in consumers if each.state is not ConsumerState.DEAD}
     found = []
     for stream in streams:
         for group in stream.groups:
-            is_stuck = group.lag.count and group.lag.age_s > _STUCK_S and group.kind is GroupKind.CONSUMERS
+            is_stuck = group.lag.count and group.lag.age_s > _STUCK_S and group.kind is not GroupKind.ARCHIVE
             if not is_stuck or (stream.name, group.name) in alive:
                 continue
-            kind = _kind_of_lane(stream)
-            what = f"{group.lag.count} messages wait, the oldest for {group.lag.age_s:.0f} s, and no consumer is alive"
+            lane, check, severity = _lane_of(stream), "no-consumer", Severity.ERROR
+            waited = duration(group.lag.age_s)
+            what = f"{count(group.lag.count)} messages wait, the oldest for {waited}, and no consumer is alive"
             fix, link = "start a consumer of the group", "how-to/deploy-many-workers.md"
-            if kind is not None:
-                what = f"{group.lag.count} tasks of kind {kind!r} wait, and no worker knows that kind"
-                fix, link = "start a worker with a handler for it, or cancel them", "how-to/worker.md"
-            check = "unknown-kind" if kind is not None else "no-consumer"
-            found.append(Finding(check, Severity.ERROR, f"stream {stream.name}, group {group.name}", what, fix, link))
+            if stream.kind is StreamKind.STREAM:
+                if group.kind is GroupKind.POSITION:
+                    severity, fix = Severity.INFO, "start its Spark query or a consumer"
+                fix += f", or, if it is not needed, {command_line('group delete', stream.name, group.name)}"
+            elif lane.kind is not None:
+                check, link = "unknown-kind", "how-to/worker.md"
+                what = f"{count(group.lag.count)} tasks of kind {lane.kind!r} wait, and no worker handles this kind"
+                fix = "start a worker with a handler for this kind, or cancel the tasks"
+            elif lane.requires:
+                needed, link = ",".join(sorted(lane.requires)), "how-to/worker.md"
+                what = f"{count(group.lag.count)} tasks that require {needed} wait, and no worker provides {needed}"
+                fix = f"start a worker with --capabilities {shlex.quote(needed)}, or cancel the tasks"
+            found.append(Finding(check, severity, f"stream {stream.name}, group {group.name}", what, fix, link))
     return found
 
 
-def _kind_of_lane(stream: StreamInfo) -> str | None:
-    of_tasks = task_stream(stream.name)
-    if stream.kind is not StreamKind.TASKS or of_tasks is None:
-        return None
-    lane = Lane.parse(stream.name.removeprefix(f"{of_tasks[0]}.tasks").removeprefix("."))
-    return lane.kind if lane is not None else None
+def _lane_of(stream: StreamInfo) -> Lane:
+    of_tasks = task_stream(stream.name) if stream.kind is StreamKind.TASKS else None
+    name = stream.name.removeprefix(f"{of_tasks[0]}.tasks").removeprefix(".") if of_tasks else ""
+    return Lane.parse(name) or DEFAULT
 
 
 def unbounded_dead_letters(found: Sequence[DeadLetterStreamInfo], now_ms: int) -> list[Finding]:
@@ -322,8 +389,8 @@ def unbounded_dead_letters(found: Sequence[DeadLetterStreamInfo], now_ms: int) -
             findings.append(
                 Finding(
                     "dead-letters", Severity.WARNING, f"stream {each.stream}",
-                    f"{each.count} dead letters, the oldest {age_s / 86_400:.0f} days old: nothing limits them",
-                    f"look at them with {ls}, redrive or purge them, and set dead_letter_limits",
+                    f"{count(each.count)} dead letters, the oldest {age_s / 86_400:.0f} days old",
+                    f"inspect them with {ls}; redrive or purge them, and set dead_letter_limits",
                     "how-to/dead-letters.md",
                 )
             )  # fmt: skip

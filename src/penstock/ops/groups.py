@@ -23,14 +23,13 @@ from penstock.ops.model import (
     ReaderPosition,
     StreamInfo,
 )
+from penstock.ops.model.groups import dead_after_ms as usual_dead_after_ms
 from penstock.ops.streams import Bound, Streams
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
 from penstock.shown import command_line
-
-DEAD_AFTER_MS = 60_000
 
 
 class Groups:
@@ -53,7 +52,9 @@ class Groups:
         for found in await self.of(stream):
             if found.name == group:
                 return found
-        raise NotFound(f"stream {stream!r} has no group {group!r}; {command_line('group ls', stream)} shows its groups")
+        raise NotFound(
+            f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
+        )
 
     def _group(self, stream: str, group: str) -> ConsumerGroup:
         return ConsumerGroup(self._client, stream, group)
@@ -99,11 +100,14 @@ class Groups:
         group: str,
         *,
         state: ConsumerState | None = None,
-        dead_after_ms: int = DEAD_AFTER_MS,
+        dead_after_ms: int | None = None,
         limit: int = 100,
         cursor: str = "",
     ) -> Page[Consumer]:
-        """Return the consumers of a group by name; raise NotFound if there is no such group."""
+        """Return the consumers of a group by name; raise NotFound if there is no such group.
+
+        One that is silent for longer than `dead_after_ms` is dead; None is a minute, and six of message queues.
+        """
         check_number("limit", limit)
         key = self._catalogue.keys(stream).stream
         with group_must_exist(stream, group):
@@ -116,7 +120,7 @@ class Groups:
         return Page(tuple(found[:limit]), found[limit - 1].name if len(found) > limit else "")
 
     async def remove_dead_consumers(self, stream: str, group: str, *, idle_ms: int = 3_600_000) -> list[str]:
-        """Remove consumers that hold nothing and were silent for so long; return their names."""
+        """Remove consumers that hold no messages and have been idle for `idle_ms`; return their names."""
         await self._known(stream, group)
         return await self._group(stream, group).remove_dead_consumers(idle_ms)
 
@@ -141,8 +145,8 @@ class Groups:
         found = await self._known(stream, group)
         if found.pending and not force:
             raise ConfigurationError(
-                f"group {group!r} of stream {stream!r} has {found.pending} pending messages, which nobody would handle "
-                "then: pass force=True if they may be forgotten"
+                f"group {group!r} of stream {stream!r} has {found.pending} pending messages, which would be "
+                "lost: pass force=True to delete it anyway"
             )
         keys = self._catalogue.keys(stream)
         await self._client.call(keys.stream, "XGROUP", "DESTROY", keys.stream, group, repeat=Repeat.IDEMPOTENT)
@@ -168,19 +172,18 @@ def group_lag(group: GroupInfo) -> GroupLag:
     return GroupLag(group.stream, group.name, lag.count, lag.is_exact, lag.age_s, group.pending, drain_s=drain_s)
 
 
-def consumers_of(stream: str, group: str, rows: Reply, dead_after_ms: int) -> list[Consumer]:
+def consumers_of(stream: str, group: str, rows: Reply, dead_after_ms: int | None = None) -> list[Consumer]:
     """Read a reply of XINFO CONSUMERS."""
-    found = []
+    found, longest_ms = [], usual_dead_after_ms(group) if dead_after_ms is None else dead_after_ms
     for row in rows:
         told = {row[i]: row[i + 1] for i in range(0, len(row), 2)}
         pending, idle_ms = int(told[b"pending"]), int(told[b"idle"])
-        state = state_of(pending, idle_ms, dead_after_ms)
+        state = _state_of(pending, idle_ms, longest_ms)
         found.append(Consumer(stream, group, envelope.text(told[b"name"]), pending, idle_ms, state))
     return found
 
 
-def state_of(pending: int, idle_ms: int, dead_after_ms: int) -> ConsumerState:
-    """Return whether a consumer works, by what it holds and when it was last heard of."""
+def _state_of(pending: int, idle_ms: int, dead_after_ms: int) -> ConsumerState:
     if idle_ms > dead_after_ms:
         return ConsumerState.DEAD
     return ConsumerState.ACTIVE if pending else ConsumerState.IDLE

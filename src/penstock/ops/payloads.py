@@ -38,9 +38,11 @@ def shown(fields: Mapping[str, FieldValue], stream: str, protection: Protection 
     raw = data.value
     if is_protected(raw):
         if protection is None:
-            return Payload("protected", note="signed or encrypted: give the client its Protection to read it")
+            return Payload(
+                "protected", note="signed or encrypted: give the client a Protection with the keys to read it"
+            )
         if data.is_cut:
-            return Payload("protected", note=f"too large to be opened: {data.size} bytes")
+            return Payload("protected", note=f"too large to verify or decrypt: {data.size} bytes")
         message_id = fields.get(envelope.MESSAGE_ID) or fields.get("task_id")
         try:
             raw = protection.open(raw, stream, envelope.text(message_id.value) if message_id else "")
@@ -48,7 +50,7 @@ def shown(fields: Mapping[str, FieldValue], stream: str, protection: Protection 
             return Payload("protected", note=str(error))
     said = envelope.text(fields[envelope.CONTENT_TYPE].value, 100) if envelope.CONTENT_TYPE in fields else ""
     if any(word in said for word in _PICKLE_TYPES) or (raw[:1] == _PICKLED and raw[-1:] == b"."):
-        return Payload("pickle", note="pickle is never decoded here: it can run code")
+        return Payload("pickle", note="pickle is not decoded here, because decoding can run code")
     return _cut(raw, data.size) if data.is_cut else decoded(raw)
 
 
@@ -76,11 +78,11 @@ def encoded(form: str, value: Any) -> bytes:
         return _JSON.encode(value)
     if form in {"text", "none"}:
         return value.encode()
-    raise ConfigurationError(f"a payload that is {form} can only be replaced by bytes")
+    raise ConfigurationError(f"a payload of form {form} can only be replaced by bytes")
 
 
 def _cut(raw: bytes, size: int) -> Payload:
-    note = f"{size} bytes, of which the first {len(raw)} are shown"
+    note = f"{size} bytes; only the first {len(raw)} are shown"
     begin = raw.decode(errors="ignore")
     is_text = len(begin.encode()) >= len(raw) - 3  # a character at the end may be cut in two
     return Payload("text" if is_text else "binary", begin if is_text else None, note)

@@ -13,8 +13,9 @@ from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue, checked_id, group_must_exist
 from penstock.ops.model import Page, Pending
 from penstock.policy import Reason
-from penstock.redis.aio import Command, Reply
+from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
+from penstock.redis.packing import Command
 from penstock.redis.reading import Question
 from penstock.redis.retry import Repeat
 
@@ -137,7 +138,7 @@ class PendingMessages:
         """
         keys, target = self._catalogue.keys(stream), self._catalogue.keys(dead_letters).stream
         if target == keys.stream:
-            raise ConfigurationError(f"dead_letters={dead_letters!r} is the stream itself: name another one")
+            raise ConfigurationError(f"dead_letters={dead_letters!r} is the stream itself: name another stream")
         gone: list[str] = []
         for entry_id in map(checked_id, ids):
             with group_must_exist(stream, group):

@@ -10,7 +10,7 @@ from penstock.errors import NotFound, PenstockError
 from penstock.number_checks import check_number
 from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue, GroupLook, Look, kind_of
-from penstock.ops.groups import DEAD_AFTER_MS, consumers_of
+from penstock.ops.groups import consumers_of
 from penstock.ops.lag import measure
 from penstock.ops.model import (
     MOST_CONSUMERS,
@@ -40,7 +40,7 @@ class Retention:
         """Return who pins a stream and what could go, counted; raise NotFound if there is no such stream."""
         looks = await self._catalogue.look([stream], _MANY_GROUPS)
         if stream not in looks:
-            raise NotFound(f"there is no stream {stream!r}")
+            raise NotFound(f"stream {stream!r} does not exist; list streams with `penstock stream ls`")
         [found] = await self._described([looks[stream]])
         return found
 
@@ -89,7 +89,7 @@ class Retention:
         for (name, group), rows in zip(asked, await ask(self._client, questions), strict=True):
             if isinstance(rows, PenstockError):
                 continue
-            states = {each.state for each in consumers_of(name, group.name, rows, DEAD_AFTER_MS)}
+            states = {each.state for each in consumers_of(name, group.name, rows)}
             if states <= {ConsumerState.DEAD}:
                 silent.add((name, group.name))
         return silent
@@ -107,10 +107,14 @@ class Retention:
                 check_number(name, value, is_whole=name != "max_age_s", may_be_zero=True)
         found = await self.report(stream)
         if not found.floor_id:
-            why = "has no group: all of it counts as unread" if not found.pins else "has too many groups to look at"
+            why = (
+                "has no group, so all its entries count as unread"
+                if not found.pins
+                else "has too many groups to examine"
+            )
             return TrimReport(stream, 0, 0, True, dry_run, note=f"the stream {why}")
         if policy.archived_only and not any(pin.kind is GroupKind.ARCHIVE for pin in found.pins):
-            return TrimReport(stream, 0, 0, True, dry_run, note="no archive has a group on the stream")
+            return TrimReport(stream, 0, 0, True, dry_run, note="no archive reads the stream (no archive group)")
         finished, is_exact = await self._finished(found)
         excess = await self._excess(found, policy, finished)
         goes = min(excess, finished)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock.errors import ConfigurationError
-from penstock.keys import MUTEX_KEY_SEP, BalancerKeys, QueueKeys, StreamKeys, TaskKeys
-from penstock.keys.audit import AUDIT_STREAM
+from penstock.keys import AUDIT_STREAM, MUTEX_KEY_SEP, BalancerKeys, QueueKeys, StreamKeys, TaskKeys
 from penstock.redis.scripts import names, script
 
 NEWER = frozenset({"WAITAOF"})  # than the oldest server that is supported
@@ -176,7 +175,9 @@ def _keys(role: RoleName, place: Place) -> list[str]:
         found += [*(key for queue in place.queues for key in _queue_keys(queue, place)), "{penstock}:spark:*"]
     if not [key for key in found if key != "{penstock}:spark:*"]:
         option = {RoleName.TASKS: "--queue", RoleName.BALANCER: "--service"}.get(role, "--stream")
-        raise ConfigurationError(f"say which keys the {role} may use: {option} NAME, which may be a pattern")
+        raise ConfigurationError(
+            f"name the keys that the role {role} may use: {option} NAME, where NAME may be a pattern"
+        )
     if sees_all:  # what operators did, which the dashboard writes and shows
         audit = StreamKeys.of(AUDIT_STREAM, place.prefix)
         found += [audit.stream, _beside(audit)]

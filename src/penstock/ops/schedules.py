@@ -73,7 +73,7 @@ class Schedules:
         for schedule in await self.of(queue):
             if schedule.name == name:
                 return schedule
-        raise NotFound(f"queue {queue!r} has no schedule {name!r}: workers add the next task of each when they start")
+        raise NotFound(f"queue {queue!r} has no schedule {name!r}; workers create schedules when they start")
 
     async def pause(self, queue: str, name: str) -> bool:
         """Have all workers skip the times of a schedule until it is resumed; return False if it was paused before.
@@ -95,7 +95,9 @@ class Schedules:
         schedule = await self._one(queue, name)
         info = await self._tasks.status(queue, schedule.next_task_id) if schedule.next_task_id else None
         if info is None or info.state is TaskState.UNKNOWN:
-            raise NotFound(f"schedule {name!r} of queue {queue!r} has no next task to copy: start a worker that has it")
+            raise NotFound(
+                f"schedule {name!r} of queue {queue!r} has no next task to copy: start a worker that declares it"
+            )
         task = Task(
             kind=info.kind,
             payload=info.payload or {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
 
 from penstock import envelope, ids
 from penstock.errors import NotFound, PenstockError
@@ -17,10 +18,12 @@ from penstock.ops.entries import EntryRange, read_entries, read_entry
 from penstock.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
 from penstock.ops.payloads import Row, fields_of, shown
+from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 
 ARCHIVE_GROUP = "penstock-archive"
 _SAMPLES = 5
+_SILENT_MS, _LOOKED_AT = 10_000, 50  # from when on, and among how many pending messages, those that wait are told apart
 
 Bound = str | int | datetime  # an id, a time in ms, or a time
 
@@ -65,7 +68,7 @@ class Streams:
 
     @staticmethod
     def _missing(name: str) -> NotFound:
-        return NotFound(f"there is no stream {name!r}; `penstock stream ls` shows the streams")
+        return NotFound(f"stream {name!r} does not exist; list streams with `penstock stream ls`")
 
     async def memory(self, name: str) -> int | None:
         """Return the bytes that a stream takes, estimated by the server; None = the user may not ask."""
@@ -81,8 +84,8 @@ class Streams:
         groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
         lags = await measure(self._client, groups, lag_steps)
         waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]
-        retries = await ask(self._client, waiting)
-        infos = iter(zip(lags, retries, strict=True))
+        retries = [number_or(reply) for reply in await ask(self._client, waiting)]
+        infos = iter(zip(lags, retries, await self._silence(groups, retries), strict=True))
         kinds = [kind_of(look, task_queues) for look in looks]
         dead = [self._dead_letters_of(look, *kind) for look, kind in zip(looks, kinds, strict=True)]
         keys = [self._catalogue.keys(name).stream if name else "" for name in dead]
@@ -98,6 +101,33 @@ class Streams:
                     has_huge_entries=look.has_huge_entries,
                 )
             )  # fmt: skip
+        return found
+
+    async def _silence(self, groups: Sequence[tuple[str, Look, GroupLook]], retries: Sequence[int]) -> list[_Silence]:
+        """Return of each group the pending message that was left alone for longest.
+
+        Nobody renews a message that waits for its next run: it is left alone from the moment on at which it is due.
+        """
+        found = [_Silence(group.oldest_pending_id, group.oldest_pending_idle_ms) for _, _, group in groups]
+        doubtful = [place for place, count in enumerate(retries) if count and found[place].ms > _SILENT_MS]
+        asked = [(groups[place][0], groups[place][2].name) for place in doubtful]
+        rows = await ask(self._client, [(key, ("XPENDING", key, name, "-", "+", _LOOKED_AT)) for key, name in asked])
+        known = [(groups[place], place, each) for place, each in zip(doubtful, rows, strict=True) if _is_some(each)]
+        due = [
+            (key, ("ZMSCORE", self._catalogue.keys(look.name).retries(group.name), *(row[0] for row in each)))
+            for (key, look, group), _, each in known
+        ]
+        for ((_, look, _), place, each), scores in zip(known, await ask(self._client, due), strict=True):
+            if _is_some(scores):
+                found[place] = max(
+                    (
+                        _Silence(
+                            row[0].decode(), int(row[2]) if at_ms is None else max(0, look.now_ms - int(float(at_ms)))
+                        )
+                        for row, at_ms in zip(each, scores, strict=True)
+                    ),
+                    key=lambda silence: silence.ms,
+                )
         return found
 
     def _dead_letters_of(self, look: Look, kind: StreamKind, owner: str) -> str:
@@ -162,7 +192,7 @@ class Streams:
         if row is None and not await self._client.call(key, "EXISTS", key):
             raise self._missing(name)
         if row is None:
-            raise NotFound(f"stream {name!r} has no entry {entry_id}: it was deleted or trimmed, or never added")
+            raise NotFound(f"stream {name!r} has no entry {entry_id}: it was deleted or trimmed, or never existed")
         return self._entry(name, key, row)
 
     async def value(self, name: str, entry_id: str, field: str = envelope.DATA) -> bytes:
@@ -220,10 +250,21 @@ def totals(streams: Sequence[StreamInfo]) -> Totals:
 _NO_WORK = {StreamKind.DEAD_LETTERS, StreamKind.RESULTS, StreamKind.QUEUE_LOG}
 
 
-def _group_info(look: Look, group: GroupLook, lag: Lag, retries: object) -> GroupInfo:
+class _Silence(NamedTuple):
+    """How long a pending message was left alone."""
+
+    message_id: str
+    ms: int
+
+
+def _is_some(reply: Reply) -> bool:
+    return isinstance(reply, list) and bool(reply)
+
+
+def _group_info(look: Look, group: GroupLook, lag: Lag, retries: int, silence: _Silence) -> GroupInfo:
     return GroupInfo(
         look.name, group.name, group_kind(group), group.consumers, group.pending, group.last_delivered_id, lag,
-        group.oldest_pending_id, group.oldest_pending_idle_ms, number_or(retries), group.entries_read,
+        silence.message_id, silence.ms, retries, group.entries_read,
     )  # fmt: skip
 
 

@@ -19,9 +19,10 @@ from penstock.delivery.group_commands import GroupCommands, Redelivery, Row, par
 from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.queue.model import GROUP
-from penstock.redis.aio import Command, Reply
+from penstock.redis.aio import Reply
 from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
+from penstock.redis.packing import Command
 from penstock.redis.scripts import ScriptRunner, script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected
@@ -285,9 +286,9 @@ class ConsumerSlots:
         except PenstockError as error:
             # The next call of the queue looks after it, or close(). From then on the command, if it is still on its
             # way, changes nothing.
-            logger.warning("%s was taken ahead and not put back: %s", entry_id, error)
+            logger.warning("cannot return message %s, which was fetched ahead: %s", entry_id, error)
         except Exception:
-            logger.exception("%s was taken ahead and not put back", entry_id)
+            logger.exception("cannot return message %s, which was fetched ahead", entry_id)
         self._on_return()
         self.put_back(slot)
         with self._lock:

@@ -40,7 +40,7 @@ logger = logging.getLogger("penstock.queue")
 
 
 class RedisGateway(AbstractRedisGateway):
-    """Keeps messages in streams, on the same scripts and recovery as the consumers of `penstock.streams`.
+    """Stores messages in streams, with the same scripts and recovery as the consumers of `penstock.streams`.
 
     Every call may be repeated after a connection broke: a message is added once, a claim whose reply got lost is handed
     out by the next call, and a message is settled once. `redis_client` is a client of redis-py or a StreamClient.
@@ -104,11 +104,11 @@ class RedisGateway(AbstractRedisGateway):
         self._stopped: Callable[[], bool] = lambda: False
 
     def stop_when(self, is_stopped: Callable[[], bool]) -> None:
-        """Have waits and retries end when the function says so: a queue that is drained."""
+        """End waits and retries once the function returns True, such as for a queue that is drained."""
         self._stopped = is_stopped
 
     def listen(self, queue: str, sink: EventSink) -> None:
-        """Tell a sink, too, what happens to the messages of a queue."""
+        """Also send the events of a queue's messages to a sink."""
         listeners = self._listeners.setdefault(queue, [])
         if sink != self._on_event and sink not in listeners:
             listeners.append(sink)
@@ -124,7 +124,7 @@ class RedisGateway(AbstractRedisGateway):
                 tell(sink, Event(name, concerned, GROUP, fields))
 
     def is_interrupted(self) -> bool:
-        """Return whether nothing new should be begun."""
+        """Return whether to stop taking messages."""
         return self._stopped() or (self._interrupt is not None and self._interrupt.is_interrupted())
 
     # --- publishing ---------------------------------------------------------------------------------
@@ -166,15 +166,15 @@ class RedisGateway(AbstractRedisGateway):
             if self._overload != "drop_oldest":
                 self._emit(queue, EventName.REJECTED, count=1)
                 raise QueueFull(
-                    f"queue {queue!r} holds max_pending_length={self._max_pending} messages; add consumers, raise "
-                    f"max_pending_length, or choose pending_overload_policy='block' or 'drop_oldest'"
+                    f"queue {queue!r} has reached max_pending_length={self._max_pending}; add consumers, raise "
+                    "max_pending_length, or set pending_overload_policy='block' or 'drop_oldest'"
                 ) from answer
             dropped = await drop_unread(self._client, queue, 1, self._max_pending)
             if dropped is None:
                 # All that is there is in flight: nothing may be dropped, and this message is not lost by waiting.
                 raise QueueFull(
-                    f"queue {queue!r} holds max_pending_length={self._max_pending} messages, and all of them are being "
-                    f"processed: there is none to drop; raise max_pending_length"
+                    f"queue {queue!r} has reached max_pending_length={self._max_pending}, and drop_oldest "
+                    "cannot drop any message because all of them are being processed; raise max_pending_length"
                 ) from answer
             if dropped:  # else another producer made room, which may still be there
                 self._emit(queue, EventName.DROPPED, count=len(dropped), ids=dropped)
@@ -190,7 +190,7 @@ class RedisGateway(AbstractRedisGateway):
     # --- taking -------------------------------------------------------------------------------------
 
     async def take(self, key: QueueKeys, is_stopped: Callable[[], bool]) -> Delivery | None:
-        """Take the next message of a queue; what a subclass has of its own is asked by the contract of all gateways."""
+        """Take the next message of a queue; methods that a subclass overrides are called as for any gateway."""
         if type(self) is RedisGateway:
             return await self._claim(key.pending, is_stopped)
         found = await self.wait_for_message_and_move(key.pending, key.processing, is_stopped=is_stopped)
@@ -232,28 +232,28 @@ class RedisGateway(AbstractRedisGateway):
     # --- settling by token --------------------------------------------------------------------------
 
     async def remove_message(self, queue: str, message: MessageData, *, lease_token: str | None = None) -> bool:
-        """Remove a message that was taken; False if it belongs to somebody else by now."""
+        """Remove a message that was taken; return False if another consumer has it now."""
         held = self._held.get(lease_token or "")
         return held is not None and await held.finish()
 
     async def discard_message(
         self, queue: str, message: MessageData, *, lease_token: str | None = None, error: BaseException | None = None
     ) -> bool:
-        """Remove a message whose handler failed and which is not tried again; its deduplication key is free again."""
+        """Remove a message whose handler failed and which is not retried; release its deduplication key."""
         held = self._held.get(lease_token or "")
         return held is not None and await held.discard(error)
 
     async def move_message(
         self, from_queue: str, to_queue: str, message: MessageData, *, lease_token: str | None = None
     ) -> bool:
-        """Move a message that was taken to a log; False if it belongs to somebody else by now."""
+        """Move a message that was taken to a log; return False if another consumer has it now."""
         return await self.log_message(from_queue, to_queue, message, lease_token=lease_token)
 
     async def log_message(
         self, from_queue: str, to_queue: str, message: MessageData, *, lease_token: str | None = None,
         max_length: int | None = None, error: BaseException | None = None,
     ) -> bool:  # fmt: skip
-        """Move a message that was taken to a log and keep only the newest records of that, in one step."""
+        """Move a message that was taken to a log, and keep only the newest records of the log, in one step."""
         held = self._held.get(lease_token or "")
         if held is None:
             return False
@@ -264,7 +264,7 @@ class RedisGateway(AbstractRedisGateway):
     async def note_failure(
         self, to_queue: str, claimed: ClaimedMessage, error: BaseException, max_length: int | None
     ) -> None:
-        """Record in a log that an attempt failed, whatever becomes of the message; best effort."""
+        """Record a failed attempt in a log, regardless of what happens to the message; best effort."""
         held = self._held.get(claimed.lease_token)
         if held is not None:
             await held.note_failure(error, to_queue, max_length)
@@ -273,7 +273,7 @@ class RedisGateway(AbstractRedisGateway):
         self, from_queue: str, to_queue: str, message: MessageData, *, lease_token: str | None = None,
         delay_seconds: float = 0.0, counts: bool = True,
     ) -> bool:  # fmt: skip
-        """Have a message that was taken handed out again after the delay."""
+        """Return a message that was taken to the queue after the delay."""
         held = self._held.get(lease_token or "")
         return held is not None and await held.retry(delay_seconds, counts=counts)
 
@@ -281,12 +281,12 @@ class RedisGateway(AbstractRedisGateway):
         self, from_queue: str, message: MessageData, *, lease_token: str | None = None,
         reason: Reason = Reason.MAX_DELIVERIES, error: BaseException | None = None,
     ) -> bool:  # fmt: skip
-        """Move a message that was taken to the dead letters, with all that is known of it."""
+        """Move a message that was taken to the dead letters, with everything known about it."""
         held = self._held.get(lease_token or "")
         return held is not None and await held.dead_letter(reason, error)
 
     async def renew_message_lease(self, queue: str, message: MessageData, lease_token: str) -> bool:
-        """Begin the lease anew; False if the message belongs to somebody else by now."""
+        """Renew the lease; return False if another consumer has the message now."""
         held = self._held.get(lease_token)
         return held is not None and await held.renew()
 
@@ -294,7 +294,7 @@ class RedisGateway(AbstractRedisGateway):
         self, queue: str, claimed: ClaimedMessage, interval_seconds: float, max_seconds: float,
         on_lost: Callable[[str], None],
     ) -> StopRenewal:  # fmt: skip
-        """Renew a lease every interval from a thread, whatever the handler does to its event loop."""
+        """Renew a lease every interval from a thread, so that a handler that blocks its event loop keeps it."""
         return await self._held[claimed.lease_token].keep_lease(interval_seconds, max_seconds, on_lost)
 
     # --- the rest -----------------------------------------------------------------------------------
@@ -305,16 +305,16 @@ class RedisGateway(AbstractRedisGateway):
         await self._client.call(log, "XTRIM", log, "MAXLEN", max_length, repeat=Repeat.IDEMPOTENT)
 
     def administration(self, key: QueueKeys) -> Administration:
-        """Return what looks into a queue."""
+        """Return the administration of a queue."""
         return Administration(self._client, key, self.dead_letter_queue, self._settings.is_text)
 
     async def hand_back(self) -> bool:
-        """Settle what could not be settled, and put back what nobody holds; False = Redis is out of reach."""
+        """Settle and return what could not be before; return False if Redis cannot be reached."""
         answers = [await consumer.hand_back() for consumer in list(self._consumers.values())]
         return all(answers)
 
     async def close(self) -> None:
-        """Hand back what is in doubt and give up the connections; the client stays open."""
+        """Return messages of uncertain state and close the connections; the client stays open."""
         await self.hand_back()
         for consumer in list(self._consumers.values()):
             consumer.close()
@@ -322,7 +322,7 @@ class RedisGateway(AbstractRedisGateway):
             await publisher.close()
 
     def _trying_again(self, error: PenstockError, pause_s: float) -> None:
-        logger.warning("%s; trying again in %.2f s", error, pause_s)
+        logger.warning("%s; retrying in %.2f s", error, pause_s)
         self._emit("", EventName.TRYING_AGAIN, error=repr(error), pause_s=pause_s)
 
 

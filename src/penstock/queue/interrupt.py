@@ -19,19 +19,21 @@ _NEVER_CAUGHT = tuple(getattr(signal, name) for name in ("SIGKILL", "SIGSTOP") i
 
 
 class BaseGracefulInterruptHandler(ABC):
-    """Tells whether to stop; a queue asks before it takes a message, and several times a second while it waits."""
+    """Tells a queue whether to stop: asked before each message, and several times a second while waiting."""
 
     @abstractmethod
     def is_interrupted(self) -> bool:
-        """Return True from the moment on at which no more work should be taken."""
+        """Return True once no more work should be taken."""
 
 
 class EventDrivenInterruptHandler(BaseGracefulInterruptHandler):
-    """Interrupted once an event is set: for applications that own their signals."""
+    """Interrupts once an event is set; for applications that handle signals themselves."""
 
     def __init__(self, stop_event: threading.Event) -> None:
         if not callable(getattr(stop_event, "is_set", None)):
-            raise ConfigurationTypeError(f"stop_event must have is_set(), as threading.Event has, not {stop_event!r}")
+            raise ConfigurationTypeError(
+                f"stop_event must have an is_set() method, like threading.Event, not {stop_event!r}"
+            )
         self._stop_event = stop_event
 
     def is_interrupted(self) -> bool:
@@ -40,7 +42,7 @@ class EventDrivenInterruptHandler(BaseGracefulInterruptHandler):
 
 
 class GracefulInterruptHandler(BaseGracefulInterruptHandler):
-    """Interrupted by the first SIGINT, SIGTERM or SIGHUP; the second has the effect that it always has.
+    """Interrupts on the first SIGINT, SIGTERM or SIGHUP; the second has its usual effect.
 
     It is installed only in the main thread, and only where the signal has its default disposition: one owner a signal.
     A signal that the process ignores, as nohup and a shell's background jobs have it, stays ignored.
@@ -58,11 +60,11 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
             self._previous[number] = signal.signal(number, self._handle)
 
     def is_interrupted(self) -> bool:
-        """Return whether a signal has come."""
+        """Return whether a signal was received."""
         return self._is_interrupted
 
     def release(self) -> None:
-        """Give the signals back to their default disposition; is_interrupted() stays as it is."""
+        """Restore the default handlers of the signals; is_interrupted() keeps its value."""
         for number in list(self._previous):
             self._give_back(number)
 
@@ -78,7 +80,9 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
             return
         self._is_interrupted = True
         if self._verbose:
-            logger.warning("%s: finishing what is in hand; once more ends at once", signal.Signals(number).name)
+            logger.warning(
+                "%s: finishing messages in progress; send it again to stop immediately", signal.Signals(number).name
+            )
 
 
 def _checked(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
@@ -90,22 +94,23 @@ def _checked(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
         raise ConfigurationError("signals must name at least one signal, such as signal.SIGTERM")
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
-            "GracefulInterruptHandler must be made in the main thread, where Python delivers signals; "
-            "elsewhere use EventDrivenInterruptHandler"
+            "GracefulInterruptHandler must be created in the main thread, where Python delivers signals; in "
+            "other threads use EventDrivenInterruptHandler"
         )
     return list(dict.fromkeys(wanted))
 
 
 def _check_free(number: signal.Signals) -> None:
     if number in _NEVER_CAUGHT:
-        raise ConfigurationError(f"{number.name} cannot be caught by any process: use SIGINT, SIGTERM or SIGHUP")
+        raise ConfigurationError(f"no process can catch {number.name}: use SIGINT, SIGTERM or SIGHUP")
     present = signal.getsignal(number)
     if isinstance(getattr(present, "__self__", None), GracefulInterruptHandler):
         raise ConfigurationError(
-            f"another GracefulInterruptHandler owns {number.name}: share that one, or release() it first"
+            f"another GracefulInterruptHandler already handles {number.name}: share it, or call its release() first"
         )
     if present not in (signal.SIG_DFL, signal.default_int_handler):
         raise ConfigurationError(
-            f"{number.name} has a handler already, which would be lost: make this one first (before asyncio.run(), "
-            f"which has one for SIGINT), or set the event of an EventDrivenInterruptHandler in the one that is there"
+            f"{number.name} already has a handler, which this one would replace: create this one first (before "
+            "asyncio.run(), which handles SIGINT), or set the event of an EventDrivenInterruptHandler in the "
+            "existing handler"
         )

@@ -22,7 +22,7 @@ _MAX_KEY = 256  # characters; a longer key is replaced by its hash
 
 
 class ClaimedMessage(msgspec.Struct, frozen=True):
-    """A message that was handed out under a lease; whoever settles or renews it shows the token."""
+    """A message that was delivered under a lease; settling or renewing it requires the token."""
 
     stored_message: MessageData
     lease_token: str
@@ -33,7 +33,7 @@ class ClaimedMessage(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """How many messages of a queue are in which state; None for a log that is not kept.
+    """The number of messages of a queue in each state; None for a log that is disabled.
 
     `pending` were never handed out, `processing` are with a consumer, `retrying` wait for their next attempt.
     """
@@ -48,7 +48,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import brought in, or, of a dry run, what it would bring in.
+    """What an import copied, or would copy in a dry run.
 
     `still_leased` are under leases that have not run out, `without_lease` were taken by consumers that use none: both
     are left where they are. So are dead letters and logs until neither is left, for consumers of the old queue need
@@ -66,7 +66,7 @@ class ImportReport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing was left behind."""
+        """Whether everything was imported."""
         return not self.still_leased and not self.without_lease
 
 
@@ -98,7 +98,7 @@ def canonical(message: Message, limits: PayloadLimits | None = None) -> str:
         )
     for name in message:
         if not isinstance(name, str):
-            raise EncodeError(f"the keys of a dict must be str: {name!r} is {type(name).__name__}; use str({name!r})")
+            raise EncodeError(f"dict keys must be str: {name!r} has type {type(name).__name__}; use str({name!r})")
     try:
         text = _dumps(message)
         if limits is not None and len(text) > limits.max_payload_depth and limits.may_be_deep(text.encode()):
@@ -106,7 +106,9 @@ def canonical(message: Message, limits: PayloadLimits | None = None) -> str:
     except EncodeError:
         raise
     except (TypeError, ValueError, RecursionError) as error:
-        raise EncodeError(f"the dict is no JSON: {text_of(error)}; convert it to what JSON has") from error
+        raise EncodeError(
+            f"the dict cannot be encoded as JSON: {text_of(error)}; use only types that JSON supports"
+        ) from error
     return text
 
 
@@ -116,7 +118,8 @@ def encode_text(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise EncodeError(
-            f"the message has a lone surrogate at {error.start}, which UTF-8 cannot hold: use errors='replace'"
+            f"the message has a lone surrogate at position {error.start}, which UTF-8 cannot encode: use "
+            "errors='replace'"
         ) from error
 
 
@@ -132,7 +135,8 @@ def decode_payload(raw: bytes | None, is_text: bool, limits: PayloadLimits | Non
         return raw.decode()
     except UnicodeDecodeError as error:
         raise DecodeError(
-            f"the payload is no UTF-8 at byte {error.start}; use a client that does not decode"
+            f"the payload is not UTF-8 at byte {error.start}; use a redis-py client with decode_responses=False "
+            "to receive bytes"
         ) from error
 
 
@@ -153,17 +157,18 @@ def checked_key(key: object) -> str:
         if callable(close):
             close()  # a coroutine that nobody awaits
         raise ConfigurationTypeError(
-            f"get_deduplication_key must return a str, not {type(key).__name__}: use a plain function and str(...)"
+            f"get_deduplication_key must return a str, not {type(key).__name__}: use a plain function that "
+            "returns str(...)"
         )
     if not key:
         raise ConfigurationTypeError(
-            "get_deduplication_key returned '': all such messages would be duplicates of each other; "
-            "return something that identifies the message"
+            "get_deduplication_key returned '', so all such messages would be duplicates of each other; return "
+            "something that identifies the message"
         )
     if not is_utf8(key):
         raise ConfigurationTypeError(
-            f"get_deduplication_key returned {key[:40]!r}, with a lone surrogate, which UTF-8 cannot hold: return text "
-            f"without one"
+            f"get_deduplication_key returned {key[:40]!r} with a lone surrogate, which UTF-8 cannot encode: "
+            "return a string without one"
         )
     return shortened_key(key)
 

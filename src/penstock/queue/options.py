@@ -55,9 +55,11 @@ def check_flag(name: str, value: object) -> bool:
 def check_sink(sink: object) -> None:
     """Raise ConfigurationTypeError unless events can be told to it."""
     if sink is not None and not callable(sink):
-        raise ConfigurationTypeError(f"on_event must be a function of one event, not {type(sink).__name__}")
+        raise ConfigurationTypeError(f"on_event must be a function that takes one event, not {type(sink).__name__}")
     if _is_async_function(sink):
-        raise ConfigurationTypeError("on_event must be a plain function: it is called in the midst of things")
+        raise ConfigurationTypeError(
+            "on_event must be a plain function, not async: it is called in the middle of other work"
+        )
 
 
 def checked_key_maker(is_on: object, make: DedupKey | Unset | None, *, is_async: bool) -> DedupKey | None:
@@ -65,9 +67,7 @@ def checked_key_maker(is_on: object, make: DedupKey | Unset | None, *, is_async:
     check_flag("deduplication", is_on)
     if not is_on:
         if make is not None and not isinstance(make, Unset):
-            raise ConfigurationError(
-                "get_deduplication_key has no use with deduplication=False: leave one of the two out"
-            )
+            raise ConfigurationError("get_deduplication_key has no effect with deduplication=False: remove one of them")
         return None
     if isinstance(make, Unset):
         return content_key
@@ -75,10 +75,12 @@ def checked_key_maker(is_on: object, make: DedupKey | Unset | None, *, is_async:
         return literal_key
     if not callable(make):
         raise ConfigurationTypeError(
-            f"get_deduplication_key must be a function of the message, or None, not {type(make).__name__}"
+            f"get_deduplication_key must be a function that takes a message, or None, not {type(make).__name__}"
         )
     if not is_async and _is_async_function(make):
-        raise ConfigurationTypeError("get_deduplication_key is async: pass it to the queue of penstock, or a plain one")
+        raise ConfigurationTypeError(
+            "get_deduplication_key is async: use penstock.RedisMessageQueue, or pass a plain function"
+        )
     return make
 
 
@@ -104,8 +106,8 @@ def check_leases(name: str, timeout: object, max_deliveries: object) -> None:
         check_number("max_delivery_count", max_deliveries)
         if timeout is None:
             raise ConfigurationError(
-                f"max_delivery_count needs {name}: None hands every message out once and takes none back; say "
-                f"max_delivery_count=None too, or set a timeout"
+                f"max_delivery_count needs {name}: with {name}=None every message is delivered once and never "
+                "taken back; set a timeout, or max_delivery_count=None"
             )
 
 
@@ -114,18 +116,20 @@ def checked_heartbeat(interval: object, lease_s: float | None, on_failure: objec
     if on_failure is not None:
         _check_callback(on_failure, is_async=is_async)
         if interval is None:
-            raise ConfigurationError("on_heartbeat_failure needs heartbeat_interval_seconds: without it nothing beats")
+            raise ConfigurationError(
+                "on_heartbeat_failure needs heartbeat_interval_seconds: without it there are no heartbeats"
+            )
     if interval is None:
         return None
     interval_s = check_seconds("heartbeat_interval_seconds", interval)
     if lease_s is None:
         raise ConfigurationError(
-            "heartbeat_interval_seconds needs a visibility timeout: there is no lease that could be renewed"
+            "heartbeat_interval_seconds needs a visibility timeout: without one there is no lease to renew"
         )
     if interval_s >= lease_s / 2:
         raise ConfigurationError(
-            f"heartbeat_interval_seconds={interval_s} must be less than half of the visibility timeout of {lease_s} s, "
-            f"else one lost heartbeat costs the lease: use {lease_s / 3:g}"
+            f"heartbeat_interval_seconds={interval_s} must be less than half of the visibility timeout of "
+            f"{lease_s} s; otherwise one missed heartbeat loses the lease: use {lease_s / 3:g}"
         )
     return interval_s
 
@@ -133,14 +137,18 @@ def checked_heartbeat(interval: object, lease_s: float | None, on_failure: objec
 def _check_callback(callback: object, *, is_async: bool) -> None:
     if not callable(callback):
         raise ConfigurationTypeError(
-            f"on_heartbeat_failure must be a function without arguments, not {type(callback).__name__}"
+            f"on_heartbeat_failure must be a function that takes no arguments, not {type(callback).__name__}"
         )
     if not is_async and _is_async_function(callback):
-        raise ConfigurationTypeError("on_heartbeat_failure is async: pass it to the queue of penstock, or a plain one")
+        raise ConfigurationTypeError(
+            "on_heartbeat_failure is async: use penstock.RedisMessageQueue, or pass a plain function"
+        )
     try:
         inspect.signature(callback).bind()
     except TypeError:
-        raise ConfigurationTypeError("on_heartbeat_failure is called without arguments: make them optional") from None
+        raise ConfigurationTypeError(
+            "on_heartbeat_failure is called without arguments: give its parameters defaults"
+        ) from None
     except ValueError:
         pass  # a builtin that does not tell
 
@@ -184,12 +192,13 @@ def check_dead_letter_queue(name: object, max_deliveries: int | None) -> None:
     if name is None:
         if max_deliveries is not None:
             raise ConfigurationError(
-                "max_delivery_count needs dead_letter_queue, the name of the queue for messages beyond it"
+                "max_delivery_count needs dead_letter_queue, the name of the queue that stores messages beyond "
+                "the limit"
             )
     elif not isinstance(name, str):
         raise ConfigurationTypeError(f"dead_letter_queue must be a str, not {type(name).__name__}")
     elif not name.strip():
-        raise ConfigurationError("dead_letter_queue must not be blank: name it, for example 'orders::dlq'")
+        raise ConfigurationError("dead_letter_queue must not be blank: use a name such as 'orders::dlq'")
 
 
 def check_overload(max_pending: int | None, policy: object, block_timeout_s: float) -> None:

@@ -31,7 +31,7 @@ from penstock.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlot
 from penstock.queue.model import GROUP, decode_payload
 from penstock.queue.stream_delivery import QueueLeases, StreamDelivery
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import PASSING, RetryBudget, Trial
+from penstock.redis.retry import PASSING, RetryBudget, RetryState
 from penstock.serializers import PayloadLimits
 
 logger = logging.getLogger("penstock.queue")
@@ -39,8 +39,8 @@ Step: TypeAlias = Callable[[], Awaitable[bool]]
 _LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep looks at per call
-_BRISK_S = 0.001  # between the end of one message and the question for the next
-_BRISK_TURNS = 32  # in a row: then the next message is taken together with the end of the one before
+_QUICK_S = 0.001  # between the end of one message and the question for the next
+_QUICK_TURNS = 32  # in a row: then the next message is taken together with the end of the one before
 _SHORTEST_LEASE_S = 1.0  # for taking ahead: what waits for its caller must not run out meanwhile
 
 
@@ -75,8 +75,8 @@ class QueueConsumer:
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
-        self._take_ahead_after: float = _BRISK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
-        self._ended_s, self._brisk_turns = 0.0, 0
+        self._take_ahead_after: float = _QUICK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
+        self._ended_s, self._quick_turns = 0.0, 0
         self.dead_letter_writer = DeadLetterMover(client, self.keys.stream, GROUP, dead_letters, logger, emit)
         self.leases = QueueLeases(client.settings, self.keys, settings.lease_s or 1.0)
         self._begin_anew()
@@ -106,7 +106,7 @@ class QueueConsumer:
             await self._settle_again()
         slot, delivery = await self.slots.borrow(), None  # before the clock starts: this may wait for a hand-back
         started_s, trial, may_take_new = time.monotonic(), None, True
-        self._brisk_turns = self._brisk_turns + 1 if started_s - self._ended_s < _BRISK_S else 0
+        self._quick_turns = self._quick_turns + 1 if started_s - self._ended_s < _QUICK_S else 0
         deadline = started_s + wait_s
         try:
             while True:
@@ -126,7 +126,7 @@ class QueueConsumer:
                 self.slots.put_back(slot)
 
     async def _recuperate(
-        self, slot: ConsumerSlot, error: PenstockError, trial: Trial, deadline: float, *, has_looked: bool
+        self, slot: ConsumerSlot, error: PenstockError, trial: RetryState, deadline: float, *, has_looked: bool
     ) -> None:
         # After the deadline there is one more look at what a lost reply may have handed out, however late it is by
         # then, and hardly more than that.
@@ -264,7 +264,9 @@ class QueueConsumer:
         self._group.reset()
         position = await self._group.restore(slot.consumer)
         if position is not None:
-            logger.error("group %s of %s was gone: created again at %s", GROUP, self.keys.stream, position)
+            logger.error(
+                "group %s of stream %s no longer existed; recreated it at %s", GROUP, self.keys.stream, position
+            )
             self.emit(EventName.GROUP_LOST, position=position)
 
     # --- settling -----------------------------------------------------------------------------------
@@ -312,7 +314,9 @@ class QueueConsumer:
                     return False
             except PenstockError:
                 # Refused for good: the message stays pending until its lease runs out, and its slot with it.
-                logger.exception("%s cannot be settled", delivery.id)
+                logger.exception(
+                    "message %s cannot be settled; it is delivered again when its lease expires", delivery.id
+                )
                 continue
             except BaseException:
                 self._unsettled.append((delivery, step))
@@ -328,7 +332,7 @@ class QueueConsumer:
 
     def slot_ahead(self, is_stopped: Callable[[], bool]) -> ConsumerSlot | None:
         """Return a slot that takes the next message along with the end of one; None = nothing is taken ahead now."""
-        if self._brisk_turns < self._take_ahead_after or is_stopped():
+        if self._quick_turns < self._take_ahead_after or is_stopped():
             return None
         if self._unsettled or not self.slots.may_take_ahead:
             return None
@@ -339,7 +343,7 @@ class QueueConsumer:
     def has_taken_ahead(self, has_come: bool) -> None:
         """Take note whether there was a message to take ahead; after the last one the count begins anew."""
         if not has_come:
-            self._brisk_turns = 0
+            self._quick_turns = 0
 
     # --- the end ------------------------------------------------------------------------------------
 
@@ -369,7 +373,7 @@ class QueueConsumer:
         except GroupLost:
             pass  # the pending list went with the group
         except TransientError as error:
-            logger.warning("what %s may hold was not handed back: %s", slot.consumer, error)
+            logger.warning("messages that consumer %s may hold could not be returned: %s", slot.consumer, error)
             return False
         slot.is_sure()
         return True

@@ -75,7 +75,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
                 self.id, stream, record, max_length or 0, must_log=has_failed, dedup_key=dedup_key
             )
             if answer == 2:
-                logger.warning("%s is done, but %s refused its record", self.id, stream)
+                logger.warning("message %s is finished, but its record could not be added to %s", self.id, stream)
                 self.consumer.emit(EventName.UNLOGGED, id=self.id, log=stream)
             return answer != 0
 
@@ -119,7 +119,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
         return True
 
     async def note_failure(self, error: BaseException, log: str, max_length: int | None) -> None:
-        """Record in a log that an attempt failed, whatever becomes of the message; best effort."""
+        """Record a failed attempt in a log, regardless of what happens to the message; best effort."""
         client = self.consumer.client
         stream = client.keys(log).stream
         most = ("MAXLEN", max_length) if max_length else ()
@@ -128,7 +128,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
         try:
             await client.run("queue/once", keys, args, Repeat.IDEMPOTENT)
         except PenstockError as refusal:
-            logger.warning("%s failed, but %s refused its record: %s", self.id, stream, refusal)
+            logger.warning("message %s failed, but its record could not be added to %s: %s", self.id, stream, refusal)
             self.consumer.emit(EventName.UNLOGGED, id=self.id, log=stream)
 
     def _log_record(self, error: BaseException | None) -> list[str | int]:
@@ -206,7 +206,7 @@ class Lease:
 
 
 class QueueLeases(Renewable):
-    """Renews the leases of one queue when they are due, each with an end of its own, over the blocking lane.
+    """Renews the leases of one queue when they are due, each with an end of its own, over the blocking transport.
 
     Guarantees: never tries beyond the end of a lease; tells, once, of a lease that is lost, that could not be renewed
     in time, or that is renewed no longer because its handler took too long.
@@ -266,7 +266,7 @@ class QueueLeases(Renewable):
         lost |= {lease for lease, refused in zip(vanished, replies, strict=True) if refused}
         self._tried = []  # or the last message would live until the next one is due
         for lease in lost:
-            self._lose(lease, "the message belongs to another consumer by now")
+            self._lose(lease, "lost the lease to another consumer")
         renewed = [lease for lease in tried if lease not in lost]
         for lease in renewed:
             lease.delivery.expires_at = now + self._lease_s  # from before the command: rather too early than too late
@@ -276,9 +276,9 @@ class QueueLeases(Renewable):
     def _may_try(self, lease: Lease, now: float) -> bool:
         lease.due_at = now + lease.interval_s
         if now >= lease.longest_until:
-            self._lose(lease, "the handler takes longer than max_processing_seconds: its lease is renewed no more")
+            self._lose(lease, "the handler exceeded max_processing_seconds; its lease is no longer renewed")
         elif now >= lease.delivery.expires_at:
-            self._lose(lease, "the lease could not be renewed before it ran out")
+            self._lose(lease, "the lease expired before it could be renewed")
         else:
             return True
         return False
@@ -293,9 +293,9 @@ class QueueLeases(Renewable):
         for lease in tried:
             delivery = lease.delivery
             if now >= delivery.expires_at:
-                self._lose(lease, f"the lease could not be renewed before it ran out: {error}")
+                self._lose(lease, f"the lease expired before it could be renewed: {error}")
             else:
-                logger.warning("the lease of %s was not renewed: %s; trying again", delivery.id, error)
+                logger.warning("cannot renew the lease of message %s: %s; retrying", delivery.id, error)
                 lease.due_at = min(now + lease.interval_s / 4, delivery.expires_at)
 
     def _tell_renewed(self, leases: Sequence[Lease]) -> None:

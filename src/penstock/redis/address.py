@@ -70,7 +70,7 @@ def parse_url(url: str) -> Address:
     read = {"single": _single, "cluster": _cluster, "sentinel": _sentinel, "unix": _local, "embedded": _local}[kind]
     found = read(kind, places, _decoded(slash + path) if kind in ("unix", "embedded") else path)
     if found.db and db:
-        raise ConfigurationError("the URL gives the database twice, in the path and as ?db=: give it once")
+        raise ConfigurationError("the Redis URL gives the database twice, in the path and as ?db=: give it once")
     if kind == "embedded" and has_login:
         raise ConfigurationError("an embedded server has no users: write embedded:// without user name and password")
     return replace(found, db=found.db or db, username=username, password=password, tls=tls, options=options)
@@ -85,12 +85,12 @@ def _split_scheme(url: str) -> tuple[Kind, bool, str]:
     if meaning is not None:
         return *meaning, rest
     if not separator:
-        raise ConfigurationError(f"the Redis URL has no scheme: it begins with one of {known}")
+        raise ConfigurationError(f"the Redis URL has no scheme: start it with one of {known}")
     # Only what looks like a scheme is repeated: a password may hold "://" as well.
     shown = repr(scheme) if len(scheme) <= 20 and scheme.replace("+", "").replace("-", "").isalnum() else "of the URL"
     close = difflib.get_close_matches(scheme.lower(), SCHEMES, n=1)
     hint = f"did you mean {close[0]}://? " if close else ""
-    raise ConfigurationError(f"the scheme {shown} is unknown: {hint}known are {known}")
+    raise ConfigurationError(f"unknown scheme {shown}; {hint}available: {known}")
 
 
 def _check_stray_at_sign(kind: Kind, authority: str, path: str, query: str) -> None:
@@ -99,8 +99,8 @@ def _check_stray_at_sign(kind: Kind, authority: str, path: str, query: str) -> N
     stray = "@" in query or ("@" in path and (kind not in ("unix", "embedded") or bool(authority)))
     if stray or "#" in authority + path + query:
         raise ConfigurationError(
-            "the Redis URL has an @ or a # in the wrong place: percent-encode a user name, password or other part that "
-            "contains / ? # @ or % (urllib.parse.quote(text, safe='') does it)"
+            "the Redis URL has an @ or # in the wrong place: percent-encode any user name, password or other "
+            "part that contains / ? # @ or % (use urllib.parse.quote(text, safe=''))"
         )
 
 
@@ -114,37 +114,40 @@ def _decoded(text: str) -> str:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
         # `from None`, because the cause would show the text.
-        raise ConfigurationError("a percent-encoded part of the URL is not UTF-8") from None
+        raise ConfigurationError("a percent-encoded part of the Redis URL is not UTF-8") from None
 
 
 def _single(kind: Kind, places: str, path: str) -> Address:
     hosts = _parse_hosts(kind, places or "localhost", REDIS_PORT)
     if len(hosts) > 1:
         raise ConfigurationError(
-            "several hosts need the scheme redis+cluster:// or redis+sentinel:// (rediss+... with TLS), not redis://"
+            "a Redis URL with several hosts needs the scheme redis+cluster:// or redis+sentinel:// (rediss+... "
+            "with TLS), not redis://"
         )
     return Address(kind, hosts, db=_parse_db(path))
 
 
 def _cluster(kind: Kind, places: str, path: str) -> Address:
     if _parse_db(path):
-        raise ConfigurationError("a Redis Cluster has only database 0: leave the database out of the URL")
+        raise ConfigurationError("a Redis Cluster has only database 0: remove the database from the URL")
     return Address(kind, _parse_hosts(kind, places or "localhost", REDIS_PORT))
 
 
 def _sentinel(kind: Kind, places: str, path: str) -> Address:
     service_name, _, db = path.partition("/")
     if not service_name:
-        raise ConfigurationError(f"the URL lacks the name of the service: write {_EXAMPLES[kind]}")
+        raise ConfigurationError(f"the Redis URL has no service name: write {_EXAMPLES[kind]}")
     hosts = _parse_hosts(kind, places or "localhost", SENTINEL_PORT)
     return Address(kind, hosts, db=_parse_db(db), service_name=_decoded(service_name))
 
 
 def _local(kind: Kind, places: str, path: str) -> Address:
     if places:
-        raise ConfigurationError(f"a URL of this kind has no host and three slashes before a path: {_EXAMPLES[kind]}")
+        raise ConfigurationError(
+            f"the Redis URL must not have a host, and needs three slashes before the path: {_EXAMPLES[kind]}"
+        )
     if kind == "unix" and path in ("", "/"):
-        raise ConfigurationError(f"the URL lacks the path of the socket: write {_EXAMPLES[kind]}")
+        raise ConfigurationError(f"the Redis URL has no socket path: write {_EXAMPLES[kind]}")
     return Address(kind, path=path if path not in ("", "/") else None)
 
 
@@ -165,7 +168,7 @@ def _parse_host(kind: Kind, place: str, default_port: int) -> tuple[str, int]:
         host = "localhost"
     if not is_sound or not host or any(not c.isprintable() or c in "[] " for c in host):
         raise ConfigurationError(
-            f"a host in the URL cannot be read: write {_EXAMPLES[kind]}, and an IPv6 address in brackets: [::1]:6379"
+            f"a host in the Redis URL is invalid: write {_EXAMPLES[kind]}, and an IPv6 address in brackets: [::1]:6379"
         )
     return host, _parse_port(port) if port else default_port
 
@@ -173,14 +176,14 @@ def _parse_host(kind: Kind, place: str, default_port: int) -> tuple[str, int]:
 def _parse_port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 65_535):
         # Not repeated: in "redis://user:password" without a host it is the password.
-        raise ConfigurationError("the port in the URL, after the host, must be a number from 1 to 65535")
+        raise ConfigurationError("the port in the Redis URL, after the host, must be a number from 1 to 65535")
     return int(text)
 
 
 def _parse_db(text: str) -> int:
     text = text.rstrip("/")
     if text and not (text.isascii() and text.isdigit() and len(text) <= 5):
-        raise ConfigurationError("the database in the URL, after the last /, must be a number such as 0")
+        raise ConfigurationError("the database in the Redis URL, after the last /, must be a number such as 0")
     return int(text or 0)
 
 
@@ -189,7 +192,7 @@ def _parse_db(text: str) -> int:
 
 def _text(name: str, value: str) -> str:
     if not value and name != "prefix":
-        raise ConfigurationError(f"the parameter {name} in the URL must not be empty")
+        raise ConfigurationError(f"the parameter {name} in the Redis URL must not be empty")
     return value
 
 
@@ -199,14 +202,14 @@ def _seconds(name: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise ConfigurationError(f"the parameter {name} in the URL must be a positive number of seconds")
+        raise ConfigurationError(f"the parameter {name} in the Redis URL must be a positive number of seconds")
     return number
 
 
 def _flag(name: str, value: str) -> bool:
     flags = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
     if value.lower() not in flags:
-        raise ConfigurationError(f"the parameter {name} in the URL must be true or false")
+        raise ConfigurationError(f"the parameter {name} in the Redis URL must be true or false")
     return flags[value.lower()]
 
 
@@ -226,7 +229,7 @@ _PARAMETERS: Final[Mapping[str, Callable[[str, str], Option]]] = {
     "db": _database,
 }
 _REFUSED: Final[Mapping[str, str]] = {
-    "protocol": "the protocol version is chosen by Penstock: leave the parameter out",
+    "protocol": "Penstock chooses the protocol version: remove the parameter",
     "password": "write the password before the host, as in redis://user:password@host, where it is masked in logs",
     "username": "write the user name before the host, as in redis://user:password@host",
 }
@@ -237,15 +240,15 @@ def _parse_query(query: str, kind: Kind, tls: bool) -> dict[str, Option]:
     for item in filter(None, query.split("&")):
         name, _, value = item.partition("=")
         if name in _REFUSED:
-            raise ConfigurationError(f"the parameter {name} in the URL is not accepted: {_REFUSED[name]}")
+            raise ConfigurationError(f"the parameter {name} is not allowed in a Redis URL: {_REFUSED[name]}")
         if name not in _PARAMETERS:
             raise _unknown_parameter(name)
         if name in options:
-            raise ConfigurationError(f"the parameter {name} is twice in the URL")
+            raise ConfigurationError(f"the parameter {name} appears twice in the Redis URL")
         if name.startswith("ssl_") and not tls:
             raise ConfigurationError(f"the parameter {name} needs TLS: use the scheme rediss:// (or rediss+...://)")
         if name == "db" and kind in ("cluster", "embedded"):
-            raise ConfigurationError(f"the parameter db has no meaning in a URL such as {_EXAMPLES[kind]}")
+            raise ConfigurationError(f"the parameter db does not apply to a URL such as {_EXAMPLES[kind]}")
         options[name] = _PARAMETERS[name](name, _decoded(value.replace("+", " ")))
     return options
 
@@ -254,4 +257,4 @@ def _unknown_parameter(name: str) -> ConfigurationError:
     close = difflib.get_close_matches(name, _PARAMETERS, n=1)
     shown = repr(name) if name.isidentifier() and len(name) <= 40 else "in the URL"
     hint = f"did you mean {close[0]}? " if close else ""
-    return ConfigurationError(f"the parameter {shown} is unknown: {hint}known are {', '.join(_PARAMETERS)}")
+    return ConfigurationError(f"unknown parameter {shown}; {hint}available: {', '.join(_PARAMETERS)}")

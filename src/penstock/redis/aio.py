@@ -1,4 +1,4 @@
-"""The hot lane, asyncio half: one pipelined connection over hiredis.
+"""The transport, asyncio half: one pipelined connection over hiredis.
 
 redis-py makes the connection; then the socket is ours: its asyncio layer costs six to twenty times what the same bytes
 cost here. The twin is blocking.py.
@@ -19,6 +19,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.packing import Command, pack
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.spin_reads import SpinReads, spin_read
 from penstock.redis.translate import connect_error, error_reply
@@ -26,7 +27,6 @@ from penstock.runtime.aio import call_in_loop
 
 T = TypeVar("T")
 Reply: TypeAlias = Any
-Command: TypeAlias = tuple[bytes | str | int, ...]
 OnReply: TypeAlias = Callable[[int, Reply], None]
 _CHUNK = 1 << 16
 
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
         """Send one command and return its reply; raise what an error reply says."""
         if not self._unsent:
             self._loop.call_soon(self._flush)  # what others send in this turn of the loop goes along
-        reply = (await self._send(_pack(command), 1, timeout_s, None))[0]
+        reply = (await self._send(pack(command), 1, timeout_s, None))[0]
         if isinstance(reply, PenstockError):
             raise reply
         return reply
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
         """
         if not commands:
             return []
-        packed = b"".join([_pack(command) for command in commands])
+        packed = b"".join([pack(command) for command in commands])
         future = self._send(packed, len(commands), timeout_s, on_reply)
         self._flush()  # a pipeline is a batch already: nothing is gained by waiting for more
         self._spin_read()
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
 
     def post(self, on_answer: Callable[[Reply], None], *commands: Command) -> None:
         """Send commands now, in one write; `on_answer` gets each reply, or the error instead, when it is there."""
-        packed = b"".join([_pack(command) for command in commands])  # first: what cannot be packed is not waited for
+        packed = b"".join([pack(command) for command in commands])  # first: what cannot be packed is not waited for
         self._expect(_Answer(on_answer, len(commands), self._loop.time() + self._timeout_s))
         self._unsent.append(packed)
         self._flush()
@@ -239,8 +239,10 @@ class Connection(asyncio.Protocol):
                 except BaseException:
                     expected.appendleft(first)  # asyncio closes the connection now, and whoever waits is told
                     raise
+            if reader.has_data():
+                raise hiredis.ProtocolError("a reply that nobody asked for")
         except hiredis.ProtocolError as error:
-            self._break(ConnectionLost(f"Redis at {self.where} sent what is not RESP: {error}"))
+            self._break(ConnectionLost(f"Redis at {self.where} sent an invalid RESP reply: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody who waits."""
@@ -291,11 +293,6 @@ class Connection(asyncio.Protocol):
     async def close(self) -> None:
         """Close the connection."""
         self.abort()
-
-
-def _pack(command: Command) -> bytes:
-    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub allows one word only
-    return packed
 
 
 def no_retry() -> Retry:

@@ -6,7 +6,7 @@ import asyncio
 
 from penstock.errors import ConnectionFailed
 from penstock.redis.aio import Connection, connect
-from penstock.redis.master_watch import MasterWatch, Routes, replaced
+from penstock.redis.master_watch import MasterReplaced, MasterWatch, Routes
 from penstock.redis.settings import Host
 from penstock.redis.topology import Masters
 from penstock.runtime.aio import call_in_loop
@@ -66,16 +66,16 @@ class Locator(Routes):
 
     async def _connect_to_master(self, host: Host, watch: MasterWatch) -> Connection:
         attempt = _Attempt()
-        watch.tie(host, attempt)
+        watch.abort_when_replaced(host, attempt)
         try:
             async with attempt.scope:
                 connection = await connect(self._settings, host)
         except TimeoutError as error:
-            raise replaced(host) from error
+            raise MasterReplaced(host) from error
         finally:
             attempt.is_open = False
         try:
-            watch.tie(host, connection)
+            watch.abort_when_replaced(host, connection)
         except ConnectionFailed:
             connection.abort()
             raise

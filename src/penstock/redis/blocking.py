@@ -1,4 +1,4 @@
-"""The hot lane, blocking half: the twin of aio.py for threads, method by method."""
+"""The transport, blocking half: the twin of aio.py for threads, method by method."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock.errors import CommandTimeout, ConnectionFailed, ConnectionLost, PenstockError
+from penstock.redis.packing import Command, pack
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.spin_reads import SpinReads, spin_read
 from penstock.redis.translate import connect_error, error_reply
 
 Reply: TypeAlias = Any
-Command: TypeAlias = tuple[bytes | str | int, ...]
 OnReply: TypeAlias = Callable[[int, Reply], None]
 _CHUNK = 1 << 16
 
@@ -60,7 +60,7 @@ class Connection:
 
     def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
         """Send one command and return its reply; raise what an error reply says."""
-        reply = self._exchange(_pack(command), 1, timeout_s, None)[0]
+        reply = self._exchange(pack(command), 1, timeout_s, None)[0]
         if isinstance(reply, PenstockError):
             raise reply
         return reply
@@ -72,12 +72,12 @@ class Connection:
 
         `on_reply` is told each reply as it comes: the last command may block for long.
         """
-        packed = b"".join([_pack(command) for command in commands])
+        packed = b"".join([pack(command) for command in commands])
         return self._exchange(packed, len(commands), timeout_s, on_reply)
 
     def post(self, on_answer: Callable[[Reply], None], *commands: Command) -> None:
         """Send commands in one write; `on_answer` gets each reply, or the error that came instead."""
-        packed = b"".join([_pack(command) for command in commands])
+        packed = b"".join([pack(command) for command in commands])
         try:
             replies = self._exchange(packed, len(commands), None, None)
         except PenstockError as error:
@@ -116,6 +116,8 @@ class Connection:
                     replies.append(self._next(connected, deadline))
                     if on_reply is not None:
                         on_reply(len(replies) - 1, replies[-1])
+                if packed and count and self._reader.has_data():
+                    raise hiredis.ProtocolError("a reply that nobody asked for")  # which of them was ours?
                 return replies
             except TimeoutError:
                 self.has_timed_out = True
@@ -203,11 +205,6 @@ def _receive(connected: socket.socket, deadline: float) -> bytes:
         return connected.recv(_CHUNK)
     except (BlockingIOError, ssl.SSLWantReadError):
         raise TimeoutError from None
-
-
-def _pack(command: Command) -> bytes:
-    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub allows one word only
-    return packed
 
 
 def no_retry() -> Retry:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from penstock.errors import ConnectionFailed
 from penstock.redis.blocking import Connection, connect
-from penstock.redis.master_watch import MasterWatch, Routes, replaced
+from penstock.redis.master_watch import MasterReplaced, MasterWatch, Routes
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.topology import Masters
 
@@ -49,7 +49,7 @@ class _Attempt:
     def abort_from_outside(self) -> None:
         """Wait for it no longer."""
         with suppress(InvalidStateError):
-            self._made.set_exception(replaced(self._host))
+            self._made.set_exception(MasterReplaced(self._host))
 
 
 class Locator(Routes):
@@ -90,10 +90,10 @@ class Locator(Routes):
 
     def _connect_to_master(self, host: Host, watch: MasterWatch) -> Connection:
         attempt = _Attempt(self._settings, host)
-        watch.tie(host, attempt)
+        watch.abort_when_replaced(host, attempt)
         connection = attempt.result()
         try:
-            watch.tie(host, connection)
+            watch.abort_when_replaced(host, connection)
         except ConnectionFailed:
             connection.abort()
             raise

@@ -6,40 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from penstock.errors import PenstockError
-from penstock.redis.aio import Command, Connection, OnReply, Reply
+from penstock.redis.aio import Connection, OnReply, Reply
 from penstock.redis.client import StreamClient
+from penstock.redis.packing import Command
 from penstock.redis.settings import Host
 
 _TRIES = 3
-
-
-async def connect(client: StreamClient, key: str, asked: Host | None = None, *along: Command) -> Connection:
-    """Open a connection to read on, whose number at the server is known; send further commands along."""
-    connection = await client.dedicated(key, asked)
-    try:
-        number = (await connection.pipeline([("CLIENT", "ID"), *along]))[0]
-    except BaseException:
-        connection.abort()  # nobody knows of it yet
-        raise
-    connection.client_id = number if isinstance(number, int) else 0  # it may be forbidden to ask
-    return connection
-
-
-async def wake(client: StreamClient, key: str, connection: Connection) -> bool:
-    """Have the server answer a read that waits; False = none does, it is forbidden, or Redis is away."""
-    if not connection.client_id:
-        return False
-    # Redis 6.2 and 7.0 panic when CLIENT UNBLOCK hits a command that CLIENT PAUSE WRITE holds back, as a manual
-    # failover does. The script is held back, too, and so is what follows it on this connection: once the pause is
-    # over, the read waits for messages or has been answered.
-    commands: list[Command] = [("EVAL", "return 1", 0), ("CLIENT", "UNBLOCK", connection.client_id)]
-    for _ in range(_TRIES):
-        with suppress(PenstockError):
-            shared = await client.connection(key)
-            if shared.where != connection.where:
-                return False  # there, the number is somebody else's
-            return bool((await shared.pipeline(commands))[-1] == 1)
-    return False
 
 
 class BlockingRead:
@@ -62,7 +34,14 @@ class BlockingRead:
 
     async def open(self, asked: Host | None = None, *along: Command) -> None:
         """Connect to the server of the key, or to the one that a cluster said to ask; send further commands along."""
-        self.connection = await connect(self._client, self._key, asked, *along)
+        connection = await self._client.dedicated(self._key, asked)
+        try:
+            number = (await connection.pipeline([("CLIENT", "ID"), *along]))[0]
+        except BaseException:
+            connection.abort()  # nobody knows of it yet
+            raise
+        connection.client_id = number if isinstance(number, int) else 0  # it may be forbidden to ask
+        self.connection = connection
 
     async def call(self, command: Command, timeout_s: float) -> Reply:
         """Send a read, on a new connection where none is open, and return its reply; raise what an error says."""
@@ -88,8 +67,20 @@ class BlockingRead:
 
     async def wake(self) -> bool:
         """Let a read that waits return now; False = none does, it is forbidden, or Redis is away."""
-        connection = self.connection if self.is_under_way else None
-        return connection is not None and await wake(self._client, self._key, connection)
+        connection = self.connection
+        if not self.is_under_way or connection is None or not connection.client_id:
+            return False
+        # Redis 6.2 and 7.0 panic when CLIENT UNBLOCK hits a command that CLIENT PAUSE WRITE holds back, as a manual
+        # failover does. The script is held back, too, and so is what follows it on this connection: once the pause is
+        # over, the read waits for messages or has been answered.
+        commands: list[Command] = [("EVAL", "return 1", 0), ("CLIENT", "UNBLOCK", connection.client_id)]
+        for _ in range(_TRIES):
+            with suppress(PenstockError):
+                shared = await self._client.connection(self._key)
+                if shared.where != connection.where:
+                    return False  # there, the number is somebody else's
+                return bool((await shared.pipeline(commands))[-1] == 1)
+        return False
 
     def abort(self) -> None:
         """Break the connection off, and the read under way with it."""

@@ -31,8 +31,9 @@ class Capabilities:
         """Raise UnsupportedServer for a server that cannot confirm that a write is on its disk."""
         if not self.has("WAITAOF"):
             raise UnsupportedServer(
-                f"durability='local' needs WAITAOF, which {self.product} {self.version} lacks, or COMMAND INFO may not "
-                f"be asked: use Redis 7.2, Valkey 7.2 or newer, or choose durability='replicated' or 'fast'"
+                f"durability='local' needs WAITAOF, but {self.product} {self.version} does not have it, or this "
+                "user may not run COMMAND INFO to check: use Redis 7.2, Valkey 7.2 or newer, or set "
+                "durability='replicated' or 'fast'"
             )
 
     @property

@@ -78,11 +78,17 @@ class DeadLetterRetention:
                 if not is_more:
                     break
         except PenstockError as error:
-            self._complain(key, stream, f"their limits could not be applied: {error}")
+            self._complain(key, stream, f"cannot apply dead_letter_limits: {error}")
         if refusal:
-            self._complain(key, stream, f"max_bytes could not be applied: {refusal.decode(errors='replace')}")
+            self._complain(
+                key, stream, f"cannot apply max_bytes of dead_letter_limits: {refusal.decode(errors='replace')}"
+            )
         if held:
-            self._complain(key, stream, f"a consumer group has not acknowledged some beyond {self.limits}; they stay")
+            self._complain(
+                key,
+                stream,
+                f"records beyond {self.limits} are kept, because a consumer group has not acknowledged them",
+            )
         self._count(key, stream, total)
         return total
 
@@ -95,7 +101,7 @@ class DeadLetterRetention:
                 return
             stream.logged_s, stream.unlogged = now_s, 0
         logger.warning(
-            "dead letters %s: the oldest %d were removed, beyond %s (dead_letter_limits)", key, count, self.limits,
+            "dead letters %s: removed the %d oldest records, beyond %s (dead_letter_limits)", key, count, self.limits,
             extra={"stream": key, "count": count},
         )  # fmt: skip
 

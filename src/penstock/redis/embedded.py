@@ -169,7 +169,7 @@ class EmbeddedServer:
 
     def _launch(self, binary: Path, home: Path) -> None:
         if self._port is not None and not _is_free(self._port):
-            raise ConfigurationError(f"TCP port {self._port} is taken: give port=0 for any free one.")
+            raise ConfigurationError(f"TCP port {self._port} is already in use: pass port=0 to use any free port.")
         data = (self._directory or home).resolve()
         data.mkdir(_OURS_ALONE, parents=True, exist_ok=True)
         with (home / "server.log").open("ab") as log, _locked(data) as lock:
@@ -212,11 +212,11 @@ class EmbeddedServer:
                     f"The embedded server did not answer within {self._start_timeout_s} s.{self._log_tail()}"
                 )
             time.sleep(_POLL_S)
-        raise ConfigurationError(f"The embedded server ended while it started.{self._log_tail()}")
+        raise ConfigurationError(f"The embedded server exited during startup.{self._log_tail()}")
 
     def _log_tail(self) -> str:
         lines = (self._private_folder() / "server.log").read_text(errors="replace").splitlines()
-        return "\n  ".join([" The end of its log:", *lines[-_LOG_TAIL_LINES:]])
+        return "\n  ".join([" Last lines of its log:", *lines[-_LOG_TAIL_LINES:]])
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is not None:
@@ -261,7 +261,7 @@ def free_port() -> int:
                 os.close(_reservations.popleft())
             return port
         os.close(reservation)
-    raise ConfigurationError(f"No free TCP port was found between {_PORTS.start} and {_PORTS.stop}.")
+    raise ConfigurationError(f"There is no free TCP port from {_PORTS.start} to {_PORTS.stop - 1}.")
 
 
 def _reserve(port: int) -> int | None:
@@ -315,7 +315,7 @@ def _locked(data: Path) -> IO[bytes]:
             if time.monotonic() > deadline:
                 lock.close()
                 raise ConfigurationError(
-                    f"Another embedded server uses the directory {data}: give each its own."
+                    f"Another embedded server uses the directory {data}: give each server its own."
                 ) from None
             time.sleep(_POLL_S)
         else:

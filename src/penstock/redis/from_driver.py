@@ -26,16 +26,20 @@ def client_of(client: object, what: str = "client") -> StreamClient:
     if isinstance(client, StreamClient):
         return client
     if is_pipeline(client):
-        raise ConfigurationTypeError(f"{what} is a pipeline, which sends nothing until execute(): pass its client")
+        raise ConfigurationTypeError(
+            f"{what} is a pipeline, which sends nothing until execute(): pass the client it was created from"
+        )
     if is_sentinel(client):
         raise ConfigurationTypeError(f"{what} is a Sentinel: pass the client that its master_for(name) returns")
     if isinstance(client, type) or not callable(getattr(client, "execute_command", None)):
         raise ConfigurationTypeError(
-            f"{what} must be a client of redis-py or a StreamClient of {_HERE}, not {type(client).__name__}"
+            f"{what} must be a redis-py client or a StreamClient from {_HERE}, not {type(client).__name__}"
         )
     if is_awaited(client) != IS_ASYNC:
         kind = "blocking" if IS_ASYNC else "asyncio"
-        raise ConfigurationTypeError(f"{what} is of redis-py's {kind} half: pass it to the queue of {_THERE}")
+        raise ConfigurationTypeError(
+            f"{what} is {'a' if kind == 'blocking' else 'an'} {kind} redis-py client: use it with {_THERE}"
+        )
     with _making:
         known = _made.get(id(client))
         if known is None:
@@ -78,8 +82,8 @@ def _make(client: Any, what: str) -> StreamClient:
     options = _options(client)
     if not options:
         raise ConfigurationTypeError(
-            f"{what}, a {type(client).__name__}, does not tell where its server is: pass the redis-py client that it "
-            f"wraps, or a StreamClient"
+            f"{what}, a {type(client).__name__}, does not expose its server's address: pass the redis-py client "
+            "that it wraps, or a StreamClient"
         )
     pool = getattr(client, "connection_pool", None)
     settings: dict[str, Any] = {

@@ -7,8 +7,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock.errors import ClientClosed, ConnectionFailed, ConnectionLost
-from penstock.redis.aio import Command, Connection
+from penstock.redis.aio import Connection
 from penstock.redis.aio_locator import Locator
+from penstock.redis.packing import Command
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.runtime.aio import Lock, pause
 
@@ -65,7 +66,9 @@ class LoopConnections:
             is_late = self.is_closed
         if is_late:
             await self.close()
-            raise ClientClosed(f"the client to Redis at {self._settings.where} was closed meanwhile; make a new client")
+            raise ClientClosed(
+                f"the client for Redis at {self._settings.where} was closed during this call; create a new client"
+            )
         return connection
 
     async def _wait_for_room(self) -> None:
@@ -73,8 +76,8 @@ class LoopConnections:
         while sum(connection.is_open for connection in self._opened) >= most:
             if time.monotonic() >= deadline:
                 raise ConnectionFailed(
-                    f"all max_connections={most} connections of this client to Redis at {self._settings.where} are in "
-                    f"use, and none became free within {self._settings.pool_timeout_s} s; raise max_connections"
+                    f"all max_connections={most} connections to Redis at {self._settings.where} are in use, and "
+                    f"none became free within {self._settings.pool_timeout_s} s; raise max_connections"
                 )
             await pause(0.02)
 

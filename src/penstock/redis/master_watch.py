@@ -33,7 +33,7 @@ _POLL_S = 1.0
 _RECENT_S = 1.0  # a failure this soon after a change may be due to it
 
 
-class Tied(Protocol):
+class Abortable(Protocol):
     """Something that is useful only while its server is a master: a connection, or an attempt to open one."""
 
     @property
@@ -67,7 +67,7 @@ class MasterWatch:
         self._known: Answer | None = None
         self._answers: dict[Host, Answer] = {}
         self._replaced: set[Host] = set()
-        self._ties: list[tuple[Host, weakref.ref[Tied]]] = []
+        self._abortables: list[tuple[Host, weakref.ref[Abortable]]] = []
         self._lookups: list[_Lookup] = []
         self._waiting: list[Callable[[], None]] = []
         self._asked: set[Host] = set()  # nodes that a thread polls now
@@ -85,16 +85,16 @@ class MasterWatch:
             self._changed.notify_all()
         return lookup.found
 
-    def tie(self, host: Host, tied: Tied) -> None:
+    def abort_when_replaced(self, host: Host, tied: Abortable) -> None:
         """Abort it as soon as another server replaces this master; raise ConnectionFailed if one already has."""
         with self._changed:
             if host in self._replaced:
-                raise replaced(host)
-            self._ties.append((host, weakref.ref(tied)))
+                raise MasterReplaced(host)
+            self._abortables.append((host, weakref.ref(tied)))
             self._start()
 
     @contextmanager
-    def telling(self, tell: Callable[[], None]) -> Iterator[bool]:
+    def notifying(self, tell: Callable[[], None]) -> Iterator[bool]:
         """Call a function, from another thread, when the masters change; yield whether they changed a moment ago."""
         with self._changed:
             self._waiting.append(tell)
@@ -140,7 +140,7 @@ class MasterWatch:
                 said = error
             except Exception as error:
                 # Keep polling, whatever it is: otherwise a stale master would go unnoticed from now on.
-                logger.exception("asking %s for the master failed", settings.where)
+                logger.exception("cannot ask %s for the current master", settings.where)
                 said = ConnectionFailed(repr(error))
             if not self._heard(run, node, said, lookups):
                 break
@@ -188,7 +188,7 @@ class MasterWatch:
             answered = [lookup for lookup in lookups if found or self._is_the_last(lookup, node, said)]
             self._lookups = [lookup for lookup in self._lookups if lookup not in answered and not lookup.found.done()]
             # A caller that was answered is about to connect.
-            is_needed = bool(self._ties or self._lookups or self._waiting or lookups)
+            is_needed = bool(self._abortables or self._lookups or self._waiting or lookups)
             if not is_needed:
                 self._end()
         for tied in left:
@@ -199,7 +199,7 @@ class MasterWatch:
             tell()
         return is_needed
 
-    def _believe(self) -> tuple[list[Tied], list[Callable[[], None]]]:
+    def _believe(self) -> tuple[list[Abortable], list[Callable[[], None]]]:
         # Update the masters; return what is tied to replaced ones, and the functions to call about a change.
         before, asked = self._known, min(self.directory.askers, len(self._nodes()))
         self._known = known = newest(self._answers.values(), before, asked)
@@ -213,10 +213,12 @@ class MasterWatch:
             gone, new = before.masters.hosts - known.masters.hosts, known.masters.hosts - before.masters.hosts
             self._replaced = (self._replaced | gone) - known.masters.hosts
             if gone or new:
-                logger.warning("%s: masters changed: left %s; new %s", self.directory.name, *map(_text, (gone, new)))
-        ties = [(host, reference, reference()) for host, reference in self._ties]
+                logger.warning(
+                    "%s: masters changed: removed %s; added %s", self.directory.name, *map(_text, (gone, new))
+                )
+        ties = [(host, reference, reference()) for host, reference in self._abortables]
         is_open = [(host, reference, tied) for host, reference, tied in ties if tied is not None and tied.is_open]
-        self._ties = [(host, reference) for host, reference, _ in is_open if host not in self._replaced]
+        self._abortables = [(host, reference) for host, reference, _ in is_open if host not in self._replaced]
         return [tied for host, _, tied in is_open if host in self._replaced], told
 
     @staticmethod
@@ -299,9 +301,11 @@ def watch_of(settings: ConnectionSettings) -> MasterWatch | None:
         return made
 
 
-def replaced(host: Host) -> ConnectionFailed:
-    """Return the error for a connection to a server that is no longer a master."""
-    return ConnectionFailed(f"Redis at {host[0]}:{host[1]} is no longer a master; another server was promoted")
+class MasterReplaced(ConnectionFailed):
+    """A connection leads to a server that is no longer a master: the next try finds the one that was promoted."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(f"Redis at {host[0]}:{host[1]} is no longer a master; another server was promoted")
 
 
 def _after_fork() -> None:

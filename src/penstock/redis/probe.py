@@ -7,6 +7,8 @@ from typing import TypeAlias
 
 import hiredis
 
+from penstock.redis.packing import pack
+
 SocketAddress: TypeAlias = str | tuple[str, int]
 """The path of a unix socket, or a host and a port."""
 
@@ -22,11 +24,11 @@ def ask(address: SocketAddress, *words: str | int | bytes, timeout_s: float = 10
     """
     reader = hiredis.Reader(notEnoughData=_UNFINISHED)
     with connect(address, timeout_s) as connection:
-        connection.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]  # its stub says one word only
+        connection.sendall(pack(words))
         while (reply := reader.gets()) is _UNFINISHED:
             received = connection.recv(65536)
             if not received:
-                raise ConnectionResetError(f"{address} hung up before it answered {words[0]!r}")
+                raise ConnectionResetError(f"{address} closed the connection before replying to {words[0]!r}")
             reader.feed(received)
     return reply
 

@@ -7,8 +7,9 @@ from typing import TypeAlias
 
 from penstock import ids
 from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError
-from penstock.redis.aio import Command, Connection, Reply
+from penstock.redis.aio import Connection, Reply
 from penstock.redis.client import StreamClient
+from penstock.redis.packing import Command
 
 Question: TypeAlias = tuple[str, Command]  # the key that decides which server is asked, and a command that only reads
 _SCAN_COUNT = 1_000

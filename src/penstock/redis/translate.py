@@ -61,8 +61,8 @@ _IN_SCRIPT = re.compile(r"\b(OOM|WRONGTYPE|NOPERM|NOGROUP|READONLY|NOREPLICAS|MI
 _SAYS: dict[type[errors.PenstockError], str] = {
     errors.GroupLost: "the stream or its consumer group does not exist",
     errors.OutOfMemory: "the server is at its memory limit (maxmemory); free memory or raise it",
-    errors.PermissionDenied: "the ACL of this user does not allow it",
-    errors.WrongType: "a key holds another type than expected; choose another stream name or remove the key",
+    errors.PermissionDenied: "the ACL of this user does not allow it; see `penstock acl`",
+    errors.WrongType: "the key holds another type than expected; choose another name, or remove the key",
 }
 
 
@@ -71,7 +71,7 @@ _AT_LOGIN: tuple[tuple[tuple[type[Exception], ...], type[errors.PenstockError], 
     (
         (driver.AuthenticationError, driver.AuthenticationWrongNumberOfArgsError),
         errors.AuthenticationFailed,
-        "refused the credentials",
+        "rejected the credentials",
     ),
     ((driver.NoPermissionError,), errors.PermissionDenied, "refused the connection"),
     ((driver.BusyLoadingError,), errors.ServerBusy, "is loading its data; try again shortly"),
@@ -86,9 +86,9 @@ def error_reply(text: str) -> errors.PenstockError:
         found = _BY_CODE[match.group(1)]
     if found is None:
         if "invalid password" in text or "invalid username" in text:
-            return errors.AuthenticationFailed(f"Redis refused the credentials: {text}")
+            return errors.AuthenticationFailed(f"Redis rejected the credentials: {text}")
         if "unknown command" in text.lower() or "unknown subcommand" in text.lower():
-            return errors.UnsupportedServer(f"the server lacks a command: {text}")
+            return errors.UnsupportedServer(f"the server does not support a command: {text}")
         return errors.ServerError(f"Redis answered: {text}")
     if found in (Redirected, ScriptMissing):
         return found(text)
@@ -121,6 +121,12 @@ def driver_error(error: Exception, where: str) -> errors.PenstockError:
 
 def _why_not(error: BaseException, where: str) -> str:
     if isinstance(error, TimeoutError | driver.TimeoutError):
-        return f"no answer from Redis at {where} within the connect timeout; does it run there, is TLS right?"
+        return (
+            f"no answer from Redis at {where} within the connect timeout; check that the server is running "
+            "there and that TLS is configured correctly"
+        )
     why = errors.text_of(error).rstrip(".")
-    return f"cannot connect to Redis at {where}: {why}; does the server run there, are host, port and TLS right?"
+    return (
+        f"cannot connect to Redis at {where}: {why}; check that the server is running and that host, port "
+        "and TLS are correct"
+    )

@@ -28,7 +28,7 @@ class StoredResult(NamedTuple):
 def entry_of(result: Result) -> StoredResult:
     """Return the entry of a result; raise EncodeError for one that cannot be stored at all."""
     if not isinstance(result, Result):
-        raise ConfigurationError(f"save() takes a Result, not a {type(result).__name__}")
+        raise ConfigurationError(f"save() needs a Result, not a {type(result).__name__}")
     return StoredResult(result, encode(result))
 
 
@@ -41,8 +41,8 @@ def read_entry(raw: bytes, where: object, task_id: str | None = None) -> StoredR
     else:
         if task_id is None or result.task_id == task_id:
             return StoredResult(result, raw)
-        reason = f"it is that of task {result.task_id}"
-    log.warning("%s holds no valid result, and is skipped: %s", where, reason)
+        reason = f"it belongs to task {result.task_id}"
+    log.warning("skipped %s, which does not hold a valid result: %s", where, reason)
     return None
 
 

@@ -21,7 +21,7 @@ _CHUNK = 200
 
 
 class FSBackend(Backend):
-    """Keeps each result in a file `<root>/<day>/<kind>-<id>.msgpack`, or `.msgpack.gz` with `compress`.
+    """Stores each result in a file `<root>/<day>/<kind>-<id>.msgpack`, or `.msgpack.gz` with `compress`.
 
     The day is that of `finished_at`, in UTC. Several processes, also on several machines if the file system is shared
     and knows hard and symbolic links, may use one root. A day that is no longer wanted may be removed as a folder; the
@@ -44,7 +44,7 @@ class FSBackend(Backend):
         return cls(**{"root": settings.root, "compress": settings.compress, **settings.options})
 
     async def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         self._threads.close()
 
     async def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:

@@ -14,6 +14,9 @@ steps, each of which may be the last one before a crash:
 4. settle    the folders are synced, the draft's own name is removed.
 
 Whoever finds a valid file at the claimed name syncs its folder and leaves it: the first result wins.
+
+Whoever may write to the folder may put a link, a pipe or a device there: nothing behind a link is written or deleted,
+and only plain files are read.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ _LEFT_BEHIND_S = 24 * 3600.0
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP = 16 + zlib.MAX_WBITS  # the format, for zlib
 _MAX_UNPACKED = 256 << 20  # a megabyte of gzip may unpack to a thousand
+_HERE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link, and no pipe that nobody reads or writes
 _WORTH_IT = 32  # below that, syncing each costs less than waiting for what other programs have written
 
 
@@ -108,11 +112,12 @@ class FSStore:
     def _claimed(self, link: Path, wanted: ResultPlace) -> ResultPlace:
         place = _read_claim(link)
         if place is None:
-            raise BackendRefused(f"{link} was not written by Penstock: remove it, and the result can be saved")
+            raise BackendRefused(f"{link} was not written by Penstock: remove it to save the result")
         if place.kind_name != wanted.kind_name and not place.path(self.root, link.name).exists():
             raise BackendRefused(
-                f"task id {link.name} was claimed by a result of kind {place.kind_name!r} that was never written, and "
-                f"now comes with kind {wanted.kind_name!r}: ids belong to one kind; if this one is right, remove {link}"
+                f"task id {link.name} was claimed for a result of kind {place.kind_name!r} that was never "
+                f"written, and is now used with kind {wanted.kind_name!r}: an id belongs to one kind; if the "
+                f"new kind is correct, remove {link}"
             )
         return place
 
@@ -120,6 +125,11 @@ class FSStore:
         """Create the folder if need be; return the folders whose names must be synced for that."""
         if folder in self._known_folders:
             return set()
+        for each in (folder, *folder.parents):
+            if each == self.root:
+                break
+            if each.is_symlink():
+                raise BackendRefused(f"{each} is a symbolic link, which leads out of {self.root}: remove it")
         above = {folder.parent}  # also if it is there: its maker may have been killed before syncing it
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         for each in reversed(missing):
@@ -136,10 +146,12 @@ class FSStore:
 
     def _remove_left_behind(self, incoming: Path) -> None:
         oldest = time.time() - _LEFT_BEHIND_S
-        for item in os.scandir(incoming):
-            with contextlib.suppress(FileNotFoundError):  # another process cleans as well
-                if item.stat(follow_symlinks=False).st_mtime < oldest:
-                    Path(item.path).unlink()
+        with _opened(incoming, os.O_RDONLY | os.O_DIRECTORY) as folder:
+            for name in os.listdir(folder):  # noqa: PTH208  a Path may lead elsewhere by now
+                with contextlib.suppress(FileNotFoundError):  # another process cleans as well
+                    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if found.st_mtime < oldest and not stat.S_ISDIR(found.st_mode):
+                        os.unlink(name, dir_fd=folder)
 
     @cached_property
     def is_shared(self) -> bool:
@@ -172,19 +184,19 @@ class FSStore:
                     if found is not None:
                         yield found.result
         except OSError as error:
-            log.warning("%s cannot be listed, and is skipped: %s", folder, error)
+            log.warning("skipped %s, which cannot be listed: %s", folder, error)
 
     def set_aside(self, path: Path, task_id: str) -> StoredResult | None:
         """Give a file that holds no valid result another name; return the result if there is a valid one after all."""
         # One at a time: without the lock, a slow writer could put aside what a faster one has just made good.
-        with (self.root / ".ids" / ".lock").open("a") as lock:
+        with _opened(self.root / ".ids" / ".lock", os.O_RDWR | os.O_CREAT) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = _read(path, task_id)
             if found is None:
                 aside = path.with_name(f".bad-{secrets.token_hex(4)}-{path.name}"[:255])
                 with contextlib.suppress(FileNotFoundError):
                     path.rename(aside)
-                    log.warning("%s held no valid result and is now %s", path, aside)
+                    log.warning("%s did not hold a valid result; renamed it to %s", path, aside)
             return found
 
 
@@ -272,30 +284,48 @@ def _read(path: Path, task_id: str) -> StoredResult | None:
     Raises: OSError if the file cannot be read. It may well hold a result, which must not be taken for a torn one.
     """
     try:
-        raw = path.read_bytes()
+        raw = _content(path)
     except FileNotFoundError:
         return None
-    except IsADirectoryError:
-        raw = b""
     if raw.startswith(_GZIP_MAGIC):
         try:
             raw = _unpacked(raw)
         except (DecodeError, zlib.error) as error:
-            log.warning("%s holds no valid result, and is skipped: %s", path, error)
+            log.warning("skipped %s, which does not hold a valid result: %s", path, error)
             return None
     return read_entry(raw, path, task_id)
+
+
+def _content(path: Path) -> bytes:
+    """Return the bytes of a plain file, and none of anything else."""
+    try:
+        with _opened(path, os.O_RDONLY) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            return file.read() if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            return b""
+        raise
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags | _HERE, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _scanned(folder: Path, name: str, wanted: str | None) -> StoredResult | None:
     """Return the result in a file of a day, if it is of the wanted kind; None, with a warning, if there is none."""
     parts = split(name.removesuffix(".gz").removesuffix(_PLAIN)) if name.endswith((_PLAIN, _PACKED)) else None
     if parts is None:
-        log.warning("%s is no result: skipped", folder / name)
+        log.warning("skipped %s, which is not a result", folder / name)
     elif wanted is None or parts[0] == wanted:
         try:
             return _read(folder / name, parts[1])
         except OSError as error:
-            log.warning("%s cannot be read, and is skipped: %s", folder / name, error)
+            log.warning("skipped %s, which cannot be read: %s", folder / name, error)
     return None
 
 
@@ -308,7 +338,7 @@ def _read_claim(link: Path) -> ResultPlace | None:
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL: it is no symbolic link
             raise
-        log.warning("%s is no claim, and is skipped", link)
+        log.warning("skipped %s, which is not a claim", link)
         return None
 
 
@@ -324,8 +354,8 @@ def _listing(folder: Path) -> Iterator[str]:
 def _packed(raw: bytes) -> bytes:
     if len(raw) > _MAX_UNPACKED:
         raise BackendRefused(
-            f"the result has {len(raw):,} bytes, a compressed one may have {_MAX_UNPACKED:,}: use compress=False, or "
-            f"keep the data elsewhere and return a reference"
+            f"the result has {len(raw):,} bytes, more than the limit of {_MAX_UNPACKED:,} for compressed "
+            "results: use compress=False, or store the data elsewhere and return a reference"
         )
     return gzip.compress(raw, compresslevel=6, mtime=0)
 
@@ -336,7 +366,7 @@ def _unpacked(packed: bytes) -> bytes:
     if len(raw) > _MAX_UNPACKED:
         raise DecodeError(f"it unpacks to more than {_MAX_UNPACKED:,} bytes")
     if not unpacker.eof or unpacker.unused_data:
-        raise DecodeError("it is not one whole gzip file")
+        raise DecodeError("it is not a single, complete gzip file")
     return raw
 
 

@@ -36,7 +36,7 @@ _REFUSED_AT_LOGIN = re.compile(
 
 
 class PostgresBackend(Backend):
-    """Keeps each result in a row of `penstock_results`, whose `data` is JSONB; the tables are created when missing.
+    """Stores each result in a row of `penstock_results`, whose `data` is JSONB; the tables are created when missing.
 
     `dsn` is a connection string of libpq. A server that does not answer for `timeout_s` is given up. The connection is
     opened with the first call and again after the server was away. Needs the extra `postgres`.
@@ -74,8 +74,8 @@ class PostgresBackend(Backend):
                     break
             else:
                 raise BackendRefused(
-                    f"the result of task {waiting[0].result.task_id} meets one in {self.where} that this user "
-                    f"cannot see: it needs SELECT on all rows of penstock_results"
+                    f"the result of task {waiting[0].result.task_id} conflicts with a row in {self.where} that "
+                    "this user cannot see: grant SELECT on all rows of penstock_results"
                 )
         return stored
 
@@ -176,7 +176,7 @@ class PostgresBackend(Backend):
 
     @contextmanager
     def limited(self, connection: Connection) -> Iterator[None]:
-        """Raise TimeoutError if the block takes longer than it may; libpq waits for ever for a server that hangs."""
+        """Raise TimeoutError if the block exceeds its limit; libpq waits forever for a server that hangs."""
         line = socket.socket(fileno=os.dup(connection.fileno()))
         has_hung = threading.Event()
 
@@ -192,7 +192,7 @@ class PostgresBackend(Backend):
             yield
         except self._psycopg.Error as error:
             if has_hung.is_set():
-                raise TimeoutError(f"no answer for {self._timeout_s} s") from error
+                raise TimeoutError(f"no answer within {self._timeout_s} s") from error
             raise
         finally:
             timer.cancel()
@@ -223,8 +223,8 @@ class PostgresBackend(Backend):
             version = await _version(connection)
             if version > sql.VERSION:
                 raise BackendRefused(
-                    f"the tables in {self.where} have version {version}, this version of Penstock understands up to "
-                    f"{sql.VERSION}: update Penstock"
+                    f"the tables in {self.where} have version {version}, but this version of Penstock supports "
+                    f"up to {sql.VERSION}: update Penstock"
                 )
             for step in sql.STEPS[version:]:
                 await connection.execute(step)
@@ -272,8 +272,9 @@ def _where(dsn: str) -> str:
     if not ports.replace(",", "").isdigit():
         # Without the reason: libpq repeats parts of the text, which may be a password.
         raise ConfigurationError(
-            "the dsn is no connection string of PostgreSQL: write postgresql://user:password@host:5432/database, with "
-            "special characters percent-encoded, or host=... dbname=... user=... password=..."
+            "the dsn is not a PostgreSQL connection string: write "
+            "postgresql://user:password@host:5432/database, with special characters percent-encoded, or "
+            "host=... dbname=... user=... password=..."
         )
     host = parts.get("host") or parts.get("hostaddr") or "the default host"
     return f"PostgreSQL {host}:{ports}/{parts.get('dbname') or ''}"

@@ -109,7 +109,7 @@ def _json(entry: StoredResult) -> str | None:
         return text.decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodeError(
-            f"result of task {entry.result.task_id}: its data has no form in JSON, which PostgreSQL needs: "
+            f"result of task {entry.result.task_id}: its data cannot be stored as JSON, which PostgreSQL needs: "
             f"{text_of(error)}"
         ) from error
 

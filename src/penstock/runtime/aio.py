@@ -241,7 +241,7 @@ class TaskGroup:
 
 
 _WORTH_HALVING = 16
-Express: TypeAlias = Callable[[list[T], Callable[[], None]], bool]
+SendAtOnce: TypeAlias = Callable[[list[T], Callable[[], None]], bool]
 
 
 class Combiner(Generic[T]):
@@ -249,13 +249,13 @@ class Combiner(Generic[T]):
 
     Whatever is put in during one turn of the event loop, or while a batch is under way, travels together; only a lone
     caller is served at once. Of many callers one half travels while the other half prepares what comes next, so that
-    neither this process nor the server waits for the other. `express`, if set, may send a batch by itself and calls
-    back when it is done; where it declines, a task runs `send`.
+    neither this process nor the server waits for the other. `send_at_once`, if set, may send a batch by itself and
+    calls back when it is done; where it declines, a task runs `send`.
     """
 
     def __init__(self, send: Callable[[list[T]], Awaitable[None]], linger_s: float, max_waiting: int) -> None:
         self._send, self._linger_s, self._max_waiting = send, linger_s, max_waiting
-        self.express: Express[T] | None = None
+        self.send_at_once: SendAtOnce[T] | None = None
         self._waiting: list[T] = []
         self._room = WaitQueue()
         self._is_busy = False
@@ -284,11 +284,11 @@ class Combiner(Generic[T]):
         if not self._is_busy:
             self._is_busy = True
             if self._linger_s:
-                loop.call_later(self._linger_s, self._go)
+                loop.call_later(self._linger_s, self._send_batch)
             elif self._size == 1 and caller == self._caller:
-                self._go()  # the last one was alone, and came from the same task: so will this one be
+                self._send_batch()  # the last one was alone, and came from the same task: so will this one be
             else:
-                loop.call_soon(self._go)
+                loop.call_soon(self._send_batch)
 
     def _next(self) -> None:
         # The batch before is done.
@@ -299,9 +299,9 @@ class Combiner(Generic[T]):
             self._size = 0
             self._loop.call_soon(self._next)  # two callers or three: who has just been served may come along
         else:
-            self._go(is_first=False)
+            self._send_batch(is_first=False)
 
-    def _go(self, *, is_first: bool = True) -> None:
+    def _send_batch(self, *, is_first: bool = True) -> None:
         count = len(self._waiting)
         if is_first and count >= _WORTH_HALVING and not self._linger_s:
             count //= 2
@@ -310,10 +310,10 @@ class Combiner(Generic[T]):
             batch, self._waiting = self._waiting, []
         self._size = count
         self._room.call(count)
-        if self.express is None or not self.express(batch, self._next):
-            self.go_on(self._send(batch))
+        if self.send_at_once is None or not self.send_at_once(batch, self._next):
+            self.run_in_task(self._send(batch))
 
-    def go_on(self, step: Awaitable[None]) -> None:
+    def run_in_task(self, step: Awaitable[None]) -> None:
         """Let a task do the rest of the batch under way."""
         self._task = asyncio.ensure_future(step)
         self._task.add_done_callback(self._finished)

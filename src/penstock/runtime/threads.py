@@ -261,7 +261,7 @@ class Threads:
         """Do nothing."""
 
 
-Express: TypeAlias = Callable[[list[T], Callable[[], None]], bool]
+SendAtOnce: TypeAlias = Callable[[list[T], Callable[[], None]], bool]
 
 
 def _nothing() -> None:
@@ -272,13 +272,13 @@ class Combiner(Generic[T]):
     """Collects what many callers submit and sends it on in batches, one batch at a time.
 
     Whatever other threads submit while a batch is under way travels together in the next one, sent by whichever of
-    them comes first: no thread of its own, no hand-over between threads for a lone caller. `express`, if set, may send
-    a batch in a shorter way; where it declines, `send` does.
+    them comes first: no thread of its own, no hand-over between threads for a lone caller. `send_at_once`, if set, may
+    send a batch in a shorter way; where it declines, `send` does.
     """
 
     def __init__(self, send: Callable[[list[T]], None], linger_s: float, max_waiting: int) -> None:
         self._send, self._linger_s, self._max_waiting = send, linger_s, max_waiting
-        self.express: Express[T] | None = None
+        self.send_at_once: SendAtOnce[T] | None = None
         self._waiting: deque[T] = deque()
         self._turn = threading.Lock()
 
@@ -301,7 +301,7 @@ class Combiner(Generic[T]):
             batch = [waiting.popleft()]
             while waiting:
                 batch.append(waiting.popleft())
-            if self.express is None or not self.express(batch, _nothing):
+            if self.send_at_once is None or not self.send_at_once(batch, _nothing):
                 self._send(batch)
 
     def flush(self) -> None:

@@ -25,13 +25,13 @@ _FLAGS: Final = dict.fromkeys(("true", "yes", "1", "on"), True) | dict.fromkeys(
 _REASONS: Final = (
     (r"Expected `int(?: \| null)?`,.*", "must be a whole number"),
     (r"Expected `float(?: \| null)?`,.*", "must be a number"),
-    (r"Expected `str(?: \| null)?`,.*", "must be a text"),
+    (r"Expected `str(?: \| null)?`,.*", "must be a string"),
     (r"Expected `bool(?: \| null)?`,.*", "must be true or false"),
     (r"Expected `array(?: \| null)?`,.*", "must be a list"),
     (r"Expected `object(?: \| null)?`,.*", "must be a table"),
     (r"Expected `(?:int|float)` >= (\S+)", r"must be \1 or more"),
     (r"Expected `(?:int|float)` <= (\S+)", r"must be \1 or less"),
-    (r"Object missing required field `(.*)`", r"lacks the key '\1'"),
+    (r"Object missing required field `(.*)`", r"needs the key '\1'"),
     (r"Object contains unknown field `(.*)`", r"has an unknown key '\1'"),
     (r"Expected `str` (?:of length >= 1|matching regex '\\\\S')", "must not be empty"),
 )
@@ -64,7 +64,7 @@ def bind(table: object, kind: type[_T], *, where: Callable[[str], str]) -> _T:
         check_known(key, hints, where(key))
     for name, parameter in signature(kind).parameters.items():
         if parameter.default is Parameter.empty and key_of(name) not in table:
-            raise SettingsError(f"{where('')} lacks the key {key_of(name)!r}")
+            raise SettingsError(f"{where('')} needs the key {key_of(name)!r}")
     names = {key_of(name): name for name in signature(kind).parameters}
     values = {names[key]: fitted(key, value, hints[key], where(key)) for key, value in table.items()}
     try:
@@ -143,7 +143,7 @@ def _instances(value: object, kinds: tuple[type, ...], name: str, *, is_tuple: b
     for each in values:
         if each is not None and not isinstance(each, kinds):
             known = ", ".join(kind.__name__ for kind in kinds)
-            raise SettingsError(f"{name}: {each!r} is none of {known}")
+            raise SettingsError(f"{name}: {each!r} is not one of {known}")
     return tuple(values) if is_tuple else value
 
 
@@ -156,7 +156,7 @@ def _flat(table: Mapping[str, object], name: str, before: str = "") -> Iterator[
             yield f"{before}{key}", str(value).lower() if isinstance(value, bool) else str(value)
         else:
             shown = masked(key, value)
-            raise SettingsError(f"{name}.{before}{key}={shown!r} must be a text, a number, true or false")
+            raise SettingsError(f"{name}.{before}{key}={shown!r} must be a string, a number, true or false")
 
 
 def _explained(said: str, key: str, value: object, kind: Any, name: str) -> str:
@@ -192,7 +192,7 @@ def parse_text(text: str, kind: object) -> Any:
         if kind is int:
             return int(text.replace("_", ""))
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -215,7 +215,7 @@ class Expansion:
             target = key.removesuffix(_FILE)
             if key not in hints and target in hints:
                 if target in table:
-                    raise SettingsError(f"{where(key)}: {target} is given as well: give one of them")
+                    raise SettingsError(f"{where(key)}: {target} is given as well; remove one of them")
                 text = self._secret(value, where(key))
                 made[target] = parse_text(text, str if _takes_text(hints[target]) else plain(hints[target]))
                 self.secrets.add(str(made[target]))  # a message about a wrong value shows it as it was understood
@@ -247,7 +247,7 @@ class Expansion:
         if found[0] == "$${":
             return "${"
         if variable is None:
-            raise SettingsError(f"{name}: write ${{NAME}} for an environment variable, and $${{ for a plain ${{")
+            raise SettingsError(f"{name}: write ${{NAME}} for an environment variable, and $${{ for a literal ${{")
         value = self._variables.get(variable)
         if not value and default is not None:  # as in a shell: an empty one counts as not set
             value = default
@@ -275,12 +275,14 @@ def read_line(path: object, name: str) -> str:
     try:
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(_LARGEST_FILE + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+    except OSError as error:
+        raise SettingsError(f"{name}={path!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # also for NUL in the path
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
         raise SettingsError(f"{name}={path!r} cannot be read: {reason}") from None
     line = text.strip("\r\n")  # an editor ends a file with a line break
     if not line or "\n" in line or len(text) > _LARGEST_FILE:
-        raise SettingsError(f"{name}={path!r} must hold one line")
+        raise SettingsError(f"{name}={path!r} must contain exactly one line")
     return line
 
 
@@ -294,8 +296,8 @@ class Document:
         self.name = name
         try:
             self.content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise SettingsError(f"{name} is no TOML: {error}") from None
+        except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
+            raise SettingsError(f"{name} is not valid TOML: {error}") from None
         self.lines = lines_of(text)
 
     @classmethod
@@ -304,7 +306,7 @@ class Document:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             raise SettingsError(f"{path} cannot be read: {reason}") from None
         return cls(str(path), text)
 

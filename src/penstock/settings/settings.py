@@ -39,13 +39,13 @@ def _text(meaning: str) -> Meta:
 class TaskQueueSettings(_Masked):
     """The table `[task_queue]`; `options` is the sub-table named after the provider."""
 
-    provider: Annotated[str, _text("which task queue: redis, stub, or the name of a plug-in")] = "redis"
-    url: Annotated[str, _text("where the task queue is")] = "redis://localhost:6379/0"
+    provider: Annotated[str, _text("the provider of the task queue: redis, stub, or the name of a plug-in")] = "redis"
+    url: Annotated[str, _text("the URL of the task queue's server")] = "redis://localhost:6379/0"
     idle_ms: Annotated[
-        int, Meta(ge=1, description="how long a task stays with a worker that gives no sign of life")
+        int, Meta(ge=1, description="how long a task stays with a worker that has stopped renewing its lease")
     ] = 60_000
     max_retry: Annotated[
-        int, Meta(ge=0, description="how often a failed task is tried again before it is a dead letter")
+        int, Meta(ge=0, description="how often a failed task is retried before it is dead-lettered")
     ] = 3
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
@@ -54,9 +54,11 @@ class TaskQueueSettings(_Masked):
 class ResultBackendSettings(_Masked):
     """The table `[result_backend]`; `options` is the sub-table named after the provider."""
 
-    provider: Annotated[str, _text("where results go: fs, postgres, s3, or the name of a plug-in")] = "fs"
+    provider: Annotated[
+        str, _text("the provider of the result back-end: fs, postgres, s3, or the name of a plug-in")
+    ] = "fs"
     root: Annotated[str, _text("the folder of the file system back-end")] = ".penstock/results"
-    compress: Annotated[bool, Meta(description="whether the file system back-end packs files with gzip")] = False
+    compress: Annotated[bool, Meta(description="whether the file system back-end compresses files with gzip")] = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -65,7 +67,7 @@ TABLES: Final[Mapping[str, type[TaskQueueSettings | ResultBackendSettings]]] = {
     "result_backend": ResultBackendSettings,
 }
 _PROVIDERS: Final = {"task_queue": TASK_QUEUES, "result_backend": RESULT_BACKENDS}
-_SUMMARIES: Final = {"task_queue": "where tasks wait", "result_backend": "where results are kept"}
+_SUMMARIES: Final = {"task_queue": "where tasks wait", "result_backend": "where results are stored"}
 
 
 def keys_of(table: str) -> dict[str, Any]:
@@ -91,9 +93,9 @@ def _table_schema(table: str) -> dict[str, Any]:
     readable = [name for name in properties if name in READABLE_FROM_FILE]
     properties["provider"]["examples"] = _PROVIDERS[table].names()
     for name in readable:
-        properties[f"{name}_file"] = {"type": "string", "description": f"a file that holds the {name} in one line"}
+        properties[f"{name}_file"] = {"type": "string", "description": f"a file whose only line is the {name}"}
     for provider in _PROVIDERS[table].names():
-        description = f"what only the provider {provider} knows"
+        description = f"options of the provider {provider}"
         properties[provider] = {"type": "object", "description": description, "additionalProperties": True}
     return {
         "type": "object",
@@ -148,7 +150,7 @@ def _of_environment(variables: Mapping[str, str]) -> Iterator[Given]:
         path = tuple(variable[len(_PREFIX) :].lower().split("__"))
         if len(path) not in (2, 3) or not all(path):
             raise SettingsError(
-                f"environment variable {variable} is no setting: write {_PREFIX}<TABLE>__<KEY>, such as "
+                f"environment variable {variable} is not a setting: write {_PREFIX}<TABLE>__<KEY>, such as "
                 f"{_PREFIX}TASK_QUEUE__URL, or {_PREFIX}<TABLE>__<PROVIDER>__<KEY>"
             )
         yield Given(path, variables[variable], SettingOrigin("environment", variable))
@@ -253,7 +255,7 @@ def _checked_layer(layer: Iterable[Given]) -> dict[tuple[str, ...], Given]:
     for given in map(_checked, layer):
         if given.path in seen:
             raise SettingsError(
-                f"{given.origin}: {given.name} is given twice, also by {seen[given.path].origin}: give it once"
+                f"{given.origin}: {given.name} is given twice, also by {seen[given.path].origin}; remove one of them"
             )
         seen[given.path] = given
     return seen
@@ -275,7 +277,7 @@ def _of_table(given: Given, table: str, key: str) -> Given:
     files = {f"{name}_file": name for name in keys if name in READABLE_FROM_FILE}
     if key in files:
         return _from_file(given, (table, files[key]))
-    hint = f"; what only one provider knows belongs under [{table}.<provider>]"
+    hint = f"; options of one provider belong in [{table}.<provider>]"
     check_known(key, [*keys, *files], f"{given.origin}: {given.name}", hint)
     kind = TABLES[table]
     value = _parsed(given, plain(hints_of(kind)[key]))
@@ -286,7 +288,7 @@ def _of_table(given: Given, table: str, key: str) -> Given:
 def _of_provider(given: Given, table: str, provider: str, key: str) -> Given:
     if provider not in (plugins := _PROVIDERS[table]):
         known = suggestion(provider, plugins.names())
-        raise SettingsError(f"{given.origin}: [{table}.{provider}] belongs to no provider: {known}")
+        raise SettingsError(f"{given.origin}: [{table}.{provider}] does not match a provider: {known}")
     target = key.removesuffix("_file")
     if target != key and target in READABLE_FROM_FILE:
         return _from_file(given, (table, provider, target))

@@ -1,7 +1,6 @@
 """Redis Streams as a source and sink of PySpark: format `redis_streams`."""
 
-from penstock.spark.registration import register
-from penstock.spark.sessions import session
+from penstock.spark.sessions import register, session
 from penstock.spark.source.offsets import lag
 
 __all__ = ["lag", "register", "session"]

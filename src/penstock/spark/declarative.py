@@ -32,8 +32,9 @@ def rows(name: str, source: Source, *steps: Handler | Function | Sql) -> DataFra
     for step in steps:
         if isinstance(step, Sql) or step.name is not None:
             raise ConfigurationError(
-                "steps that are SQL or have a name do not work here, for Spark Declarative Pipelines allow no "
-                "temporary views: write such a step as a table of the project, over the table of these rows"
+                "SQL steps and named steps are not supported here, because Spark Declarative Pipelines do not "
+                "allow temporary views: define such a step as a table of the project, based on the table of "
+                "these rows"
             )
     pipeline = Pipeline(name=name, source=source, steps=steps, sinks=(Console(),), checkpoint=_NO_CHECKPOINT)
     return Planner(SparkSession.active(), pipeline).plan()

@@ -16,9 +16,10 @@ from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import check_name
 from penstock.model import ProducerMetrics
 from penstock.number_checks import check_number
-from penstock.redis.client import StreamClient
+from penstock.redis.client import StreamClient, check_client
 from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer
+from penstock.type_checks import check_list
 
 
 class StreamProducer:
@@ -49,6 +50,7 @@ class StreamProducer:
         block_timeout_ms: int = 30_000,
         on_event: EventSink | None = None,
     ) -> None:
+        check_client(client)
         if on_full not in get_args(OnFull):
             raise ConfigurationError(f"on_full={on_full!r} must be one of {', '.join(get_args(OnFull))}")
         if durability not in get_args(Durability):
@@ -114,6 +116,7 @@ class StreamProducer:
         Raises: the error of the first message that was not accepted; `ids` of a StreamFull or PublishUnknown are the
         accepted ones.
         """
+        check_list("items", items, "push() takes a single message")
         # All are encoded before any is sent: one that cannot be encoded leaves the stream as it was.
         messages = self._encoder.plain_many(items)
         if not messages:
@@ -131,11 +134,11 @@ class StreamProducer:
         """Create the consumer group at the beginning of the stream unless it exists."""
         name = group or self.group
         if name is None:
-            raise ConfigurationError("no group is known: pass one to ensure_group() or to StreamProducer(group=...)")
+            raise ConfigurationError("no group name: pass one to ensure_group() or to StreamProducer(group=...)")
         await ConsumerGroup(self.client, self.stream, name).ensure()
 
     async def close(self) -> None:
-        """Wait for what is under way; the client stays open, it belongs to whoever made it."""
+        """Wait for pending messages to be published; the client stays open."""
         await self._publisher.close()
 
     def _count(self, answers: list[Answer]) -> None:
@@ -181,7 +184,7 @@ class StreamProducer:
         return error
 
     def metrics(self) -> ProducerMetrics:
-        """Return the counters of this producer; asks nothing of Redis."""
+        """Return the counters of this producer, without a call to Redis."""
         uptime = 0.0 if self._first_push is None else time.monotonic() - self._first_push
         return ProducerMetrics(
             total_pushed=self._total,
@@ -195,5 +198,5 @@ class StreamProducer:
 
     @classmethod
     def all_metrics(cls) -> list[ProducerMetrics]:
-        """Return the counters of every living producer of this process."""
+        """Return the counters of every open producer of this process."""
         return [producer.metrics() for producer in list(cls._instances)]

@@ -34,7 +34,7 @@ def make_result_backend(settings: Settings | ResultBackendSettings) -> ResultBac
     backend = _made(RESULT_BACKENDS, table)
     if not isinstance(backend, ResultBackend):
         missing = [name for name in ("save", "save_many", "get", "iter", "close") if not hasattr(backend, name)]
-        raise ConfigurationError(f"result back-end {table.provider!r} lacks {', '.join(missing)}")
+        raise ConfigurationError(f"result back-end {table.provider!r} does not implement {', '.join(missing)}")
     return backend
 
 

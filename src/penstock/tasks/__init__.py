@@ -3,7 +3,7 @@
 from penstock.errors import Skip, TaskTimeout
 from penstock.task import Priority, Result, Status, Task
 from penstock.tasks.handlers import Handlers, Limits, Rate, Retry, TaskHandler
-from penstock.tasks.listed import DeadTask, InHand
+from penstock.tasks.listed import DeadTask, PendingTask
 from penstock.tasks.queue import TaskQueue
 from penstock.tasks.redis_queue import RedisTaskQueue
 from penstock.tasks.schedule import CronRule, Schedule
@@ -14,9 +14,9 @@ __all__ = [
     "CronRule",
     "DeadTask",
     "Handlers",
-    "InHand",
     "InlineWorker",
     "Limits",
+    "PendingTask",
     "Priority",
     "Rate",
     "RedisTaskQueue",

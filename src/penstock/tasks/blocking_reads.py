@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from penstock.errors import PenstockError
-from penstock.redis.aio import Command, Reply
+from penstock.redis.aio import Reply
 from penstock.redis.blocking_read import BlockingRead
 from penstock.redis.client import StreamClient
+from penstock.redis.packing import Command
 from penstock.tasks.lanes import Lane
 
 _REPLY_MARGIN_S = 2.0

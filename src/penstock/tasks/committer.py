@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from penstock.counters import WorkerTally
 from penstock.dead_letter_record import traceback_of
-from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, PenstockError, text_of
+from penstock.encode_errors import type_name
+from penstock.errors import NOT_OF_ONE_MESSAGE, BackendUnavailable, ConfigurationTypeError, PenstockError, text_of
 from penstock.events import Emitter, EventName
 from penstock.policy import DelaysById, GiveUp, RetryAfter
 from penstock.redis.retry import pause_s
@@ -47,6 +48,10 @@ class ResultCommitter:
         emit: Emitter,
         on_settled: Callable[[Task], Awaitable[None]] | None = None,
     ) -> None:
+        if backend is not None and not hasattr(backend, "save"):
+            raise ConfigurationTypeError(
+                f"results must be a result back-end, not {type_name(backend)}: FSBackend('results')"
+            )
         self._on_settled, self._emit = on_settled, emit
         self._queue, self._backend, self._tally = queue, backend, tally
         self._save_timeout_s, self._save_errors = save_timeout_s, save_errors
@@ -131,20 +136,17 @@ class ResultCommitter:
     async def put_aside(self, task: Task, error: Exception) -> None:
         """Give back a task that cannot be settled, for an error of its own: it comes again after a growing delay."""
         logger.error(
-            "task %s (%s) of %r cannot be settled; it is tried again later: %s", task.id, task.kind, self._queue,
+            "task %s (%s) of %r cannot be settled; retrying later: %s", task.id, task.kind, self._queue,
             text_of(error, repr),
             exc_info=error,
         )  # fmt: skip
-        await self._put_off(task, f"not settled: {text_of(error)}")
+        await self._put_off(task, f"settling failed: {text_of(error)}")
 
-    async def run_once(self, wait_s: float | None = None) -> None:
+    async def run_once(self) -> None:
         """Wait for results, for a moment longer if they are few, and send them on."""
-        if self._kept:
-            until_s = self._again_s - time.monotonic()
-            if until_s <= 0:
-                self._take_up_kept()
-            else:
-                wait_s = until_s if wait_s is None else min(wait_s, until_s)
+        wait_s = self._again_s - time.monotonic() if self._kept else None
+        if wait_s is not None and wait_s <= 0:
+            self._take_up_kept()
         if not await self.dirty.wait(wait_s):
             return
         if len(self._done) < BATCH:
@@ -163,7 +165,7 @@ class ResultCommitter:
         with self._lock:
             left, self._kept = self._kept, []
         for task, _ in left:
-            await self._put_off(task, "not saved before the worker ended")
+            await self._put_off(task, "the result was not saved before the worker stopped")
 
     async def flush(self) -> None:
         """Send on everything that is done."""
@@ -264,7 +266,9 @@ class ResultCommitter:
         await shielded(self._save_timeout_s, save)
         if len(stored) == len(rows):
             return [(task, result) for (task, _), result in zip(rows, stored, strict=True)], None
-        return [], failures[0] if failures else TimeoutError(f"saving took longer than {self._save_timeout_s} s")
+        return [], failures[0] if failures else TimeoutError(
+            f"saving results exceeded save_timeout_ms={self._save_timeout_s * 1000:.0f}"
+        )
 
     async def _not_saved(self, failed: list[tuple[Row, BaseException]], *, has_saved_others: bool) -> list[Row]:
         # By the clock and not by calls: of many results that fail in one moment none waits for longer than the others.
@@ -278,11 +282,11 @@ class ResultCommitter:
             else:
                 self._since_s.pop(task.id, None)
                 self._tally.count(task.kind, "unsaved")
-                await self._put_off(task, f"not saved: {text_of(error)}")
+                await self._put_off(task, f"saving the result failed: {text_of(error)}")
         self._again_s = now + pause_s(self._tries, self._chance, 0.05, 2.0)
         logger.log(
             logging.ERROR if self._tries <= 1 else logging.WARNING,
-            "%d result(s) of %r could not be saved: %d are kept and saved later, %d tasks run again: %s",
+            "cannot save %d result(s) of %r: %d kept to be saved later, %d tasks will run again: %s",
             len(failed), self._queue, len(kept), len(failed) - len(kept), text_of(failed[0][1], repr),
             exc_info=failed[0][1] if self._tries <= 1 else None,
         )  # fmt: skip
@@ -293,7 +297,9 @@ class ResultCommitter:
         try:
             await self._queue.nack(task.id, delay_ms / 1000, error=why, counts=False)
         except PenstockError as failure:
-            logger.warning("task %s could not be given back, it will be an orphan: %s", task.id, failure)
+            logger.warning(
+                "task %s could not be returned; another worker gets it when its lease expires: %s", task.id, failure
+            )
             self.let_go(task, has_run=True)
         if self._on_settled is not None:
             await self._on_settled(task)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
 
 from penstock import dead_letter_record, envelope
 from penstock.delivery.dead_letters import DeadLetterStream
@@ -20,7 +19,6 @@ from penstock.tasks.lanes import DEFAULT, Lane
 from penstock.tasks.listed import DeadTask
 
 _LONGEST_NAME = 512  # characters
-Matches: TypeAlias = Callable[[DeadTask], bool]
 
 
 class DeadTasks(DeadLetterStream[DeadTask]):
@@ -39,12 +37,6 @@ class DeadTasks(DeadLetterStream[DeadTask]):
             if letter.task_id == record_id:
                 return letter
         return None
-
-    async def iterate(self, matches: Matches | None = None, since_ms: int = 0) -> AsyncIterator[DeadTask]:
-        """Yield the records, oldest first, that match and are not older than the time."""
-        async for letter in self._between(f"{since_ms}-0" if since_ms else "-"):
-            if matches is None or matches(letter):
-                yield letter
 
     def _read(self, entry_id: str, fields: Sequence[bytes]) -> DeadTask:
         letter = _dead_task(entry_id, fields, self._limits)
@@ -67,9 +59,9 @@ class DeadTasks(DeadLetterStream[DeadTask]):
             self._keys.dead, self._keys.tasks(lane.suffix).stream, self._keys.index, self._keys.done,
             self._keys.results, self._keys.counts, self._keys.lanes,
         ]  # fmt: skip
-        args, unheard = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields], set[str]()
-        answer: bytes = await settle(self._client, "tasks/redrive", keys, args, (letter.id,), unheard)
-        is_queued = b"-" in answer or (answer == b"gone" and bool(unheard))
+        args, unconfirmed = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields], set[str]()
+        answer: bytes = await settle(self._client, "tasks/redrive", keys, args, (letter.id,), unconfirmed)
+        is_queued = b"-" in answer or (answer == b"gone" and bool(unconfirmed))
         return "queued" if is_queued else answer.decode()
 
 

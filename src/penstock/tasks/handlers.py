@@ -11,10 +11,11 @@ from urllib.parse import quote
 
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
-from penstock.number_checks import check_number
+from penstock.number_checks import check_number, check_seconds
 from penstock.policy import AttemptLimits, Backoff, Verdict, after_failure
 from penstock.task import Priority, PriorityName, Task
 from penstock.tasks.schedule import CronRule, Schedule
+from penstock.type_checks import check_type
 
 _Function = TypeVar("_Function", bound=Callable[[Task], Any])
 _Limit = TypeVar("_Limit")
@@ -24,7 +25,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """What a failed run of a task leads to.
+    """What happens after a failed run of a task.
 
     `max_attempts` counts all runs, the first one included (None = what the queue allows: `max_retry` + 1). `never` are
     errors after which trying again is pointless; with `only`, trying again is pointless after all others.
@@ -45,7 +46,7 @@ class Retry:
             raise ConfigurationError("initial_delay_ms must be between 0 and max_delay_ms, and jitter between 0 and 1")
 
     def after_failure(self, error: BaseException, runs: int, max_retry: int, chance: random.Random) -> Verdict:
-        """Decide about a task whose run failed; `runs` includes that run, `max_retry` is what the queue allows."""
+        """Decide about a task whose run failed; `runs` includes that run, `max_retry` is the queue's limit."""
         limits = AttemptLimits(None, max_retry + 1 if self.max_attempts is None else self.max_attempts)
         backoff = Backoff(self.initial_delay_ms, self.max_delay_ms, self.jitter)
         is_pointless = isinstance(error, self.never) or (self.only is not None and not isinstance(error, self.only))
@@ -54,7 +55,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many beginnings in so many seconds; after a pause up to `count` begin at once."""
+    """A rate limit of `count` starts in `per_s` seconds; after a pause, up to `count` start at once."""
 
     count: int
     per_s: float
@@ -62,11 +63,13 @@ class Rate:
     def __post_init__(self) -> None:
         """Raise ConfigurationError for what is no rate."""
         if self.count < 1 or not self.per_s > 0:
-            raise ConfigurationError(f"Rate({self.count}, {self.per_s}) must be a positive number in positive seconds")
+            raise ConfigurationError(
+                f"Rate({self.count}, {self.per_s}) must have a positive count and a positive number of seconds"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Rate:
-        """Read a rate as people write it: '100/m', '5/s', '10/30s'."""
+        """Parse a rate such as '100/m', '5/s' or '10/30s'."""
         match = _RATE.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"rate={text!r} must be written as '100/m', '5/s' or '10/30s'")
@@ -75,7 +78,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one kind, over all workers; None = none."""
+    """The limits of one kind, across all workers; None = no limit."""
 
     max_concurrency: int | None = None
     max_concurrency_per_key: int | None = None
@@ -95,11 +98,11 @@ class Limits:
         return any((self.max_concurrency, self.max_concurrency_per_key, self.rate, self.rate_per_key))
 
     def concurrency_of(self, task: Task) -> list[tuple[str, int]]:
-        """Return the limits of how many run at once that hold for a task: name and number."""
+        """Return the concurrency limits that apply to a task: name and number."""
         return _scopes(task, self.max_concurrency, self.max_concurrency_per_key)
 
     def rates_of(self, task: Task) -> list[tuple[str, Rate]]:
-        """Return the rates that hold for a task: name and rate."""
+        """Return the rate limits that apply to a task: name and rate."""
         return _scopes(task, self.rate, self.rate_per_key)
 
 
@@ -114,7 +117,7 @@ def _scopes(task: Task, of_kind: _Limit | None, of_key: _Limit | None) -> list[t
 
 @dataclass(frozen=True, slots=True)
 class TaskHandler:
-    """The function for one kind of task, and how it is to be run."""
+    """The function for one kind of task, and how to run it."""
 
     kind: str
     function: Callable[[Task], Any]
@@ -151,10 +154,10 @@ class Handlers:
         zone: str = "UTC",
         priority: Priority | PriorityName = Priority.NORMAL,
     ) -> Schedule:
-        """Have a task of a kind added at every time of a cron rule, by whichever worker comes first; return it."""
+        """Schedule a task at every time of a cron rule, added by whichever worker is first; return the schedule."""
         name = name or re.sub(r"[^0-9A-Za-z_-]", "-", kind)
         if name in self.schedules:
-            raise ConfigurationError(f"two schedules are called {name!r}: give one of them another name")
+            raise ConfigurationError(f"two schedules are named {name!r}: rename one of them")
         made = Schedule(name, CronRule.parse(cron, zone), kind, payload or {}, priority=priority)
         self.schedules[name] = made
         return made
@@ -176,15 +179,21 @@ class Handlers:
         `requires` are the capabilities that the function itself needs: a worker without them leaves the kind to others.
         """
         check_name("kind", kind)
-        if timeout_s is not None and not timeout_s > 0:
-            raise ConfigurationError(f"timeout_s={timeout_s!r} must be a positive number of seconds")
-        limits = Limits(max_concurrency, max_concurrency_per_key, _rate(rate), _rate(rate_per_key))
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
+        if retry is not None:
+            check_type("retry", retry, Retry, "Retry(max_attempts=6)")
+        limits = Limits(
+            max_concurrency, max_concurrency_per_key, _rate("rate", rate), _rate("rate_per_key", rate_per_key)
+        )
 
         def register(function: _Function) -> _Function:
             if not callable(function):
-                raise ConfigurationError(f"the handler of {kind!r} must be a function, not {function!r}")
+                raise ConfigurationError(f"the handler for {kind!r} must be a function, not {function!r}")
             if kind in self._by_kind:
-                raise ConfigurationError(f"two handlers are registered for {kind!r}: give one of them another kind")
+                raise ConfigurationError(
+                    f"two handlers are registered for {kind!r}: use a different kind for one of them"
+                )
             self._by_kind[kind] = TaskHandler(kind, function, frozenset(requires), timeout_s, retry or Retry(), limits)
             return function
 
@@ -207,19 +216,24 @@ class Handlers:
         return len(self._by_kind)
 
     def include(self, other: Handlers) -> None:
-        """Take in the handlers of another collection."""
+        """Add the handlers of another collection."""
         for handler in other:
             if handler.kind in self._by_kind:
-                raise ConfigurationError(f"two handlers are registered for {handler.kind!r}")
+                raise ConfigurationError(
+                    f"two handlers are registered for {handler.kind!r}: use a different kind for one of them"
+                )
             self._by_kind[handler.kind] = handler
         for name, schedule in other.schedules.items():
             if self.schedules.setdefault(name, schedule) is not schedule:
-                raise ConfigurationError(f"two schedules are called {name!r}")
+                raise ConfigurationError(f"two schedules are named {name!r}: rename one of them")
 
     def for_worker(self, provides: Collection[str]) -> frozenset[str]:
-        """Return the kinds that a worker with these capabilities can do."""
+        """Return the kinds that a worker with these capabilities can handle."""
         return frozenset(handler.kind for handler in self if handler.requires <= frozenset(provides))
 
 
-def _rate(value: Rate | str | None) -> Rate | None:
-    return Rate.parse(value) if isinstance(value, str) else value
+def _rate(name: str, value: Rate | str | None) -> Rate | None:
+    rate = Rate.parse(value) if isinstance(value, str) else value
+    if rate is not None:
+        check_type(name, rate, Rate, "Rate(100, per_s=60), or the text '100/m'")
+    return rate

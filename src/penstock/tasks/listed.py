@@ -13,8 +13,8 @@ from penstock.task import LIMITS, Task, decode_task
 
 
 @dataclass(frozen=True, slots=True)
-class InHand:
-    """A task that was handed out and is not settled."""
+class PendingTask:
+    """A task that was delivered and is not settled."""
 
     task: Task
     consumer: str  # who has it, or had it last
@@ -55,7 +55,7 @@ class DeadTask:
 
     @property
     def task(self) -> Task | None:
-        """The task, if it can be read within the limits of the queue."""
+        """The task, if it can be decoded within the limits of the queue."""
         try:
             return decode_task(self.data, self.limits)
         except DecodeError:
@@ -63,7 +63,7 @@ class DeadTask:
 
     @property
     def dead_at(self) -> datetime:
-        """When it was given up."""
+        """When it was dead-lettered."""
         return ids.moment(self.dead_at_ms)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections import deque
@@ -14,10 +15,10 @@ from typing import Any, TypeAlias
 import msgspec
 
 from penstock.counters import WorkerTally
-from penstock.delivery.callables import awaitable
+from penstock.delivery.callables import RunningCall, awaitable
 from penstock.errors import PenstockError, Skip, Snooze, WorkerStopped, name_of, text_of
 from penstock.policy import GiveUp, RetryAfter, Verdict
-from penstock.runtime.aio import Activity, Cancelled, Flag, Threads, WaitQueue, comes_from_outside
+from penstock.runtime.aio import Cancelled, Flag, Threads, WaitQueue, comes_from_outside
 from penstock.task import Result, Status, Task, encode
 from penstock.tasks.handlers import Handlers, TaskHandler
 from penstock.tasks.queue import TaskQueue
@@ -46,7 +47,7 @@ class TaskInbox:
         self._tasks: deque[Task] = deque()
         self._waiters = WaitQueue()
         self.is_closed = False
-        self.hungry = Flag()  # somebody took a task: there may be room
+        self.has_room = Flag()  # somebody took a task: there may be room
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -67,8 +68,8 @@ class TaskInbox:
                     return None
                 await self._waiters.wait_until(lambda: bool(self._tasks) or self.is_closed)
                 continue
-            if not self.hungry.is_set():
-                self.hungry.set()
+            if not self.has_room.is_set():
+                self.has_room.set()
             return task
 
     def close(self) -> list[Task]:
@@ -84,24 +85,6 @@ class TaskInbox:
         return left
 
 
-class RunningTask:
-    """What one activity of a worker does at the moment, so that exactly that can be interrupted."""
-
-    __slots__ = ("cause", "deadline_s", "job", "task")
-
-    def __init__(self) -> None:
-        self.task: Task | None = None
-        self.deadline_s = float("inf")
-        self.job: Activity | None = None
-        self.cause: PenstockError | None = None
-
-    def interrupt(self, cause: PenstockError) -> None:
-        """End the running call with the cause; a plain function in a thread cannot be ended and goes on."""
-        if self.job is not None and self.cause is None and self.task is not None:
-            self.cause = cause
-            self.job.interrupt()
-
-
 class TaskRunner:
     """Runs tasks with the handlers of their kinds."""
 
@@ -112,29 +95,29 @@ class TaskRunner:
         self._encode_task: Callable[[Task], bytes] = getattr(queue, "encode_task", encode)
         self._chance = random.Random()
         self._calls: dict[str, tuple[TaskHandler, Callable[..., Awaitable[Any]]]] = {
-            handler.kind: (handler, awaitable(handler.function, threads, f"the handler of {handler.kind!r}"))
+            handler.kind: (handler, awaitable(handler.function, threads, f"the handler for {handler.kind!r}"))
             for handler in handlers
         }
 
-    async def run(self, task: Task, slot: RunningTask) -> Outcome:
+    async def run(self, task: Task, running: RunningCall) -> Outcome:
         """Run a task; whatever its handler does, an outcome is returned."""
         handler, call = self._calls[task.kind]
         started_at, started_s = datetime.now(UTC), time.perf_counter()
         timeout_s = task.timeout_s or handler.timeout_s
-        slot.task, slot.deadline_s = task, time.monotonic() + timeout_s if timeout_s else float("inf")
+        running.deadline_s, running.messages = time.monotonic() + (timeout_s or math.inf), [task]
         error: BaseException | None = None
         data: Any = None
         try:
             data = await call(task)
         except BaseException as raised:
-            if comes_from_outside(raised) and not (isinstance(raised, Cancelled) and slot.cause is not None):
+            if comes_from_outside(raised) and not (isinstance(raised, Cancelled) and running.cause is not None):
                 raise
             error = raised
         finally:
-            slot.task = None
-        if slot.cause is not None:
-            error, slot.cause = slot.cause, None  # also when the handler swallowed its cancellation
-            Activity.resume()
+            running.messages = ()
+        if running.cause is not None:
+            error = running.cause  # also when the handler swallowed its cancellation
+            running.resume()
         self._tally.took(task.kind, time.perf_counter() - started_s)
         if error is None or isinstance(error, Skip):
             return self._result(task, handler, data, error, started_at)
@@ -169,8 +152,9 @@ class TaskRunner:
         level = logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING
         logger.log(
             logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,
-            "the handler of %s failed for task %s (%s) in attempt %d: %s; %s",
-            self._queue_name, task.id, task.kind, task.attempts, text_of(error, repr), _said(verdict),
+            "handler for %s %s task %s of queue %s in attempt %d: %s; %s",
+            task.kind, _done_to(error), task.id, self._queue_name,
+            task.attempts, text_of(error, repr), _said(verdict),
             exc_info=None if isinstance(error, WorkerStopped | Snooze) else error,
             extra={
                 "stream": self._queue_name, "group": self._queue_name, "id": task.id, "kind": task.kind,
@@ -180,10 +164,16 @@ class TaskRunner:
         return Failed(task, verdict, name_of(error), text_of(error), error)
 
 
+def _done_to(error: BaseException) -> str:
+    if isinstance(error, Snooze):
+        return "postponed"
+    return "was stopped on" if isinstance(error, WorkerStopped) else "failed on"
+
+
 def _said(verdict: Verdict) -> str:
     if isinstance(verdict, RetryAfter):
-        return f"it comes again in {verdict.after_ms / 1000:.1f} s"
-    return f"it is dead-lettered ({verdict.reason.value})"
+        return f"retrying in {verdict.after_ms / 1000:.1f} s"
+    return f"dead-lettering it ({verdict.reason.value})"
 
 
 def follow_ups(task: Task, result: Result) -> Sequence[Task]:

@@ -24,7 +24,7 @@ _HORIZON = timedelta(days=366 * 8)  # the 29th of February comes within so long
 
 @dataclass(frozen=True, slots=True)
 class CronRule:
-    """When something happens again and again; times are those of the clock on the wall in a time zone.
+    """A recurring time in cron notation, in the local time of a time zone.
 
     Five fields (minute, hour, day of the month, month, day of the week), or a name such as @daily.
     """
@@ -41,7 +41,7 @@ class CronRule:
 
     @classmethod
     def parse(cls, text: str, zone: str | tzinfo = UTC) -> CronRule:
-        """Read a rule; raise ConfigurationError that names the field which cannot be read."""
+        """Parse a rule; raise ConfigurationError that names the invalid field."""
         words = _NAMED.get(text.strip().lower(), text).split()
         if len(words) != 5:
             raise ConfigurationError(
@@ -86,7 +86,7 @@ class CronRule:
                 if is_real and found > moment:
                     return found
                 local += timedelta(minutes=1)
-        raise ConfigurationError(f"cron rule {self.text!r} never comes true")
+        raise ConfigurationError(f"cron rule {self.text!r} never matches a date")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def _zone(zone: str | tzinfo) -> tzinfo:
     try:
         return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError) as error:
-        raise ConfigurationError(f"there is no time zone {zone!r}: write it as Europe/Vienna") from error
+        raise ConfigurationError(f"unknown time zone {zone!r}: use a name such as Europe/Vienna") from error
 
 
 def _values(text: str, word: str, name: str, least: int, most: int) -> frozenset[int]:
@@ -135,7 +135,9 @@ def _values(text: str, word: str, name: str, least: int, most: int) -> frozenset
         span, slash, step_text = part.partition("/")
         step = envelope.number(step_text) or 0
         if slash and step < 1:
-            raise ConfigurationError(f"cron rule {text!r}: the {name} {part!r} has no step such as */5")
+            raise ConfigurationError(
+                f"cron rule {text!r}: the {name} {part!r} has an invalid step; write a step as in */5"
+            )
         if span == "*":
             first, last = least, most
         else:
@@ -143,7 +145,7 @@ def _values(text: str, word: str, name: str, least: int, most: int) -> frozenset
             first = _number(text, begin, name)
             last = _number(text, end, name) if dash else (most if slash else first)
         if not least <= first <= last <= most:
-            raise ConfigurationError(f"cron rule {text!r}: the {name} {part!r} must be within {least} to {most}")
+            raise ConfigurationError(f"cron rule {text!r}: the {name} {part!r} must be from {least} to {most}")
         found.update(range(first, last + 1, step or 1))
     return frozenset(found)
 
@@ -155,4 +157,4 @@ def _number(text: str, word: str, name: str) -> int:
     number = envelope.number(word)
     if number is not None:
         return number
-    raise ConfigurationError(f"cron rule {text!r}: {word!r} is no {name}")
+    raise ConfigurationError(f"cron rule {text!r}: {word!r} is not a {name}")

@@ -17,6 +17,7 @@ from penstock import task as values
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError
+from penstock.number_checks import number_of_seconds
 from penstock.runtime.aio import Flag
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
@@ -24,7 +25,8 @@ from penstock.task import Priority, Result, Status, Task, check_id
 from penstock.tasks.entries import when_due
 from penstock.tasks.handlers import Limits
 from penstock.tasks.lanes import LOWEST_FIRST_EVERY, PRIORITIES, TaskFilter
-from penstock.tasks.listed import DeadTask, InHand
+from penstock.tasks.listed import DeadTask, PendingTask
+from penstock.type_checks import check_list
 
 _ASKS_AGAIN_S = 0.02
 _LIMITS_EVERY_S = 1.0
@@ -41,7 +43,7 @@ class _Entry:
 
 
 class StubQueue:
-    """A task queue in the memory of this process, with the semantics of the others.
+    """A task queue in the memory of this process, with the same semantics as the others.
 
     `now` gives the time in seconds: tests may put a clock of their own there.
     """
@@ -77,7 +79,7 @@ class StubQueue:
 
     @classmethod
     def from_settings(cls, settings: TaskQueueSettings) -> Self:
-        """Return the queue that the settings describe; it has no place and no idle workers, for it is one process."""
+        """Return the queue that the settings describe; `url` and `idle_ms` do not apply to it."""
         return cls(max_retry=settings.max_retry, **settings.options)
 
     # --- producers ----------------------------------------------------------------------------------
@@ -103,6 +105,7 @@ class StubQueue:
 
     async def enqueue_many(self, tasks: Sequence[Task], *, delay: float | None = None) -> list[str]:
         """Add tasks; return the ids as enqueue() does."""
+        check_list("tasks", tasks, "enqueue() takes a single task")
         for task in tasks:
             self.encode_task(task)
         return [await self.enqueue(task, delay=delay) for task in tasks]
@@ -122,7 +125,7 @@ class StubQueue:
         provides: Collection[str] | None = None,
         kinds: Collection[str] | None = None,
     ) -> list[Task]:
-        """Take up to so many tasks that a worker with these capabilities and kinds can do (None = any task)."""
+        """Take up to `count` tasks that a worker with these capabilities and kinds can handle (None = any)."""
         if count < 1:
             raise ConfigurationError(f"count={count} must be positive")
         deadline, wanted = time.monotonic() + (timeout if block else 0), TaskFilter(provides, kinds)
@@ -166,7 +169,7 @@ class StubQueue:
         return msgspec.structs.replace(entry.task, attempts=entry.runs)
 
     async def ack(self, task_id: str) -> bool:
-        """Settle a task as done; False = it is in nobody's hands."""
+        """Settle a task as done; return False if no worker holds it."""
         with self._lock:
             return self._settle(task_id) is not None
 
@@ -187,7 +190,7 @@ class StubQueue:
     async def nack(
         self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
     ) -> bool:
-        """Give a task back, to be handed out again after the delay; False = it is in nobody's hands."""
+        """Return a task to be delivered again after the delay; return False if no worker holds it."""
         when_due(delay, None)
         with self._lock:
             entry = self._in_hand(task_id)
@@ -204,7 +207,7 @@ class StubQueue:
     async def dead_letter(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
-        """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
+        """Move a task to the dead letters, with an error as its result; return False if no worker holds it."""
         with self._lock:
             is_ours = self._in_hand(task_id) is not None
             if is_ours:
@@ -242,7 +245,7 @@ class StubQueue:
         self._limited_s = self._now()
 
     async def extend(self, task_id: str) -> bool:
-        """Renew the lease of a task; False = it is in nobody's hands."""
+        """Renew the lease of a task; return False if no worker holds it."""
         with self._lock:
             entry = self._in_hand(task_id)
             if entry is not None:
@@ -250,7 +253,7 @@ class StubQueue:
             return entry is not None
 
     async def finish_many(self, results: Sequence[Result]) -> list[bool]:
-        """Store results of tasks that are in hand and acknowledge these; False = not in hand, or it had a result."""
+        """Store results and acknowledge their tasks; False for a task that no worker holds or that had a result."""
         with self._lock:
             answers = [self._finish(result) for result in results]
         self._notify()
@@ -264,7 +267,7 @@ class StubQueue:
         return True
 
     async def admit(self, task: Task, limits: Limits) -> bool:
-        """Tell whether a task in hand may begin within the limits; if not, it was put aside and comes again."""
+        """Return whether a task may start within the limits; if not, it is delivered again later."""
         with self._lock:
             entry = self._in_hand(task.id)
             if entry is None:
@@ -299,7 +302,7 @@ class StubQueue:
         return None
 
     async def give_back_permit(self, task: Task, limits: Limits) -> None:
-        """Let the next task begin in the place of one that has ended."""
+        """Release the permit of a task that has ended."""
         with self._lock:
             for scope, _ in limits.concurrency_of(task):
                 self._permits.get(scope, set()).discard(task.id)
@@ -307,7 +310,7 @@ class StubQueue:
 
     @contextmanager
     def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:  # noqa: ARG002
-        """Let nothing that is in hand become an orphan until the context ends."""
+        """Keep the leases of all held tasks until the context ends."""
         self._is_renewing = True
         try:
             yield
@@ -317,7 +320,7 @@ class StubQueue:
     # --- results ------------------------------------------------------------------------------------
 
     async def push_result(self, result: Result) -> bool:
-        """Store a result by itself; False = the task had one already, and that stays."""
+        """Store a result without settling the task; return False if the task already had one, which stays."""
         values.encode(result)
         with self._lock:
             is_first = self._results.setdefault(result.task_id, result) is result
@@ -330,9 +333,9 @@ class StubQueue:
         return self._results.get(task_id)
 
     async def wait_for_result(self, task_id: str, timeout: float) -> Result | None:
-        """Return the result of a task, waiting up to so many seconds for it; None = there is none yet."""
+        """Return the result of a task, waiting up to a number of seconds; None if there is none yet."""
         check_id("task_id", task_id)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + number_of_seconds("timeout", timeout)
         while True:
             changed = Flag()
             with self._lock:
@@ -352,7 +355,7 @@ class StubQueue:
     # --- operators ----------------------------------------------------------------------------------
 
     async def requeue_orphans(self, idle_ms: int = 60_000, max_batch: int = 50) -> int:
-        """Hand tasks that were in hand for so long to whoever comes next; return how many.
+        """Make tasks that have been held for `idle_ms` available again; return how many.
 
         That counts as a failed run; tasks that had their last one go to the dead letters.
         """
@@ -364,7 +367,7 @@ class StubQueue:
                 if not is_old or self._is_renewing or freed >= max_batch:
                     continue
                 if entry.runs > self.max_retry:
-                    self._dead_letter(task_id, "max_deliveries", "", "its workers were silent")
+                    self._dead_letter(task_id, "max_deliveries", "", "its workers stopped renewing its lease")
                 else:
                     entry.since_s, entry.due_s = None, now_s
                     freed += 1
@@ -372,22 +375,22 @@ class StubQueue:
         return freed
 
     async def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:
-        """Return open tasks, in the order in which they came."""
+        """Return open tasks in the order in which they were added."""
         with self._lock:
             tasks = [entry.task for entry in self._open.values()]
         return tasks[offset : offset + limit]
 
-    async def list_pending(self, limit: int = 100) -> list[InHand]:
-        """Return tasks that were handed out and are not settled."""
+    async def list_pending(self, limit: int = 100) -> list[PendingTask]:
+        """Return tasks that were delivered and are not settled."""
         with self._lock:
             now_s = self._now()
             found = []
             for entry in self._open.values():
                 task = msgspec.structs.replace(entry.task, attempts=entry.runs)
                 if entry.since_s is not None:
-                    found.append(InHand(task, self.consumer, int((now_s - entry.since_s) * 1000)))
+                    found.append(PendingTask(task, self.consumer, int((now_s - entry.since_s) * 1000)))
                 elif entry.runs and entry.due_s is not None:
-                    found.append(InHand(task, self.consumer, 0, max(0, int((entry.due_s - now_s) * 1000))))
+                    found.append(PendingTask(task, self.consumer, 0, max(0, int((entry.due_s - now_s) * 1000))))
         return found[:limit]
 
     async def pending_count(self) -> int:
@@ -395,4 +398,4 @@ class StubQueue:
         return len(self._open)
 
     async def close(self) -> None:
-        """Do nothing: the tasks go with the object."""
+        """Do nothing: the tasks are lost with the object."""

@@ -12,7 +12,7 @@ from penstock.delivery.dead_letters import DeadLetterBackoff
 from penstock.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
 from penstock.policy import Reason, unreadable
-from penstock.redis.aio import Command
+from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.runtime.aio import pause
 from penstock.serializers import PayloadLimits
@@ -192,9 +192,9 @@ class TaskReader:
         for held, value, result in zip(asked, known, ended, strict=True):
             why = ""
             if value is not None and value.partition(b" ")[0] != held.entry_id.encode():
-                why = f"task {held.task.id} is open, in entry {envelope.text(value)}"
+                why = f"task {held.task.id} is open in another entry, {envelope.text(value)}"
             elif value is None and result is not None:
-                why = f"task {held.task.id} has ended, it has a result"
+                why = f"task {held.task.id} already has a result"
             if why:
                 await held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
             elif held in waits:

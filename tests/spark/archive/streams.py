@@ -13,11 +13,9 @@ import pyarrow as pa
 from penstock import ids
 from penstock.spark.archive.batch import BatchArchiver
 from penstock.spark.archive.file_reader import batches_of
-from penstock.spark.archive.file_writer import StagedFile
-from penstock.spark.archive.rows import whole_fields
+from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
 from penstock.spark.archive.state import DAY_MS, FileEntry
 from penstock.spark.archive.table import ArchiveTable, load_state
-from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import Location
 from penstock.spark.source.offsets import BatchRange, Offsets, Position
 
@@ -81,7 +79,7 @@ def archived(root: Path | Location, stream: str = "orders") -> list[tuple[str, d
     store = Location.of(root).store
     for entry in files_of(root, stream):
         for batch in batches_of(store.opened(entry.path)):
-            found += list(zip(batch.column("id").to_pylist(), whole_fields(batch), strict=True))
+            found += list(zip(batch.column("id").to_pylist(), _whole_fields(batch), strict=True))
     return found
 
 
@@ -116,3 +114,9 @@ def flip_a_bit_of_the_payload(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[middle] ^= 1
     file.write_bytes(content)
+
+
+def _whole_fields(batch: pa.RecordBatch) -> list[dict[str, bytes]]:
+    rest = batch.column("fields").to_pylist()
+    data = batch.column("data").to_pylist()
+    return [{**({} if d is None else {"data": d}), **dict(pairs or ())} for d, pairs in zip(data, rest, strict=True)]

@@ -75,7 +75,7 @@ def test_whatever_is_killed_under_way_the_archive_and_the_tables_equal_the_input
     server.kill()
     stream_redis.delete(OPEN)
     stream_redis.lpush(OPEN, *["go"] * 10)
-    driver.wait_for_line("reading streams failed and is tried again")
+    driver.wait_for_line("reading streams failed; retrying")
     server.start()
 
     under_way(DRIVER, first=400)  # files are in place, and not in the manifest; rows are written, and in no table

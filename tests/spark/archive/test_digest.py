@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from penstock.spark.archive.digest import RowDigest
-from penstock.spark.archive.rows import SCHEMA, stored
+from penstock.spark.archive.file_writer import RowDigest
+from penstock.spark.archive.state import SCHEMA, stored
 from tests.spark.archive.streams import Stream
 
 

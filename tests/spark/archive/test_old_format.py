@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from penstock.cli.app import app
 from penstock.errors import ConfigurationError
 from penstock.spark.archive import ArchiveConflict, ArchiveDamaged, ArchiveRun, import_archive, status, verify
-from penstock.spark.archive.rows import stored
+from penstock.spark.archive.state import stored
 from penstock.spark.archive.table import load_state
 from tests.spark.archive.streams import Stream, archive, archived, opened
 
@@ -74,7 +74,10 @@ def test_everything_is_copied_and_archiving_continues_behind_it(old: Path, tmp_p
     new = tmp_path / "new"
     words = ["archive", "import", "--from", str(old), "--archive", str(new)]
     result = CliRunner().invoke(app, words)
-    assert (result.exit_code, result.stdout) == (0, "55 entries were copied; verify the archive now\n"), result.output
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "copied 55 entries; run `penstock archive verify` to check them\n",
+    ), result.output
     assert archived(new, "or/ders") == [*stream.entries[:20], *stream.entries[25:]]
     assert [(each.rows, each.lost) for each in load_state(new).ranges["or/ders"]] == [(20, 0), (35, 5)]
     report = verify(new, rows=True)
@@ -90,14 +93,14 @@ def test_everything_is_copied_and_archiving_continues_behind_it(old: Path, tmp_p
 def test_what_cannot_be_copied_is_refused_and_nothing_of_the_stream_is_there(
     old: Path, tmp_path: Path, stream: Stream
 ) -> None:
-    with pytest.raises(ConfigurationError, match="another place"):
+    with pytest.raises(ConfigurationError, match="must differ from"):
         import_archive(old, old)
     with pytest.raises(ConfigurationError, match="archive import"):
         ArchiveRun(old, "or/ders", {"url": "redis://localhost"}).check()
     file = next(file for file in old.glob("stream=*/date=*/*") if stream.entries[25][0] in file.name)
     content = file.read_bytes()
     file.write_bytes(content[:-1] + b"x")
-    with pytest.raises(ArchiveDamaged, match="not those that were written"):
+    with pytest.raises(ArchiveDamaged, match="its checksum does not match"):
         import_archive(old, tmp_path / "new")
     assert not load_state(tmp_path / "new").ranges
     file.write_bytes(content)
@@ -109,7 +112,7 @@ def test_what_cannot_be_copied_is_refused_and_nothing_of_the_stream_is_there(
     manifest.write_text(text)
     for name, start, stop in (("other", 0, 30), ("late", 50, 60)):  # Redis may have been trimmed before the run began
         archive(opened(tmp_path / name), stream, start, stop)
-        with pytest.raises(ArchiveConflict, match="is in the new archive, but without the ids behind"):
+        with pytest.raises(ArchiveConflict, match="is already in the new archive, but without the ids after"):
             import_archive(old, tmp_path / name)
     import_archive(old, tmp_path / "new")
     assert verify(tmp_path / "new", rows=True).is_sound

@@ -88,7 +88,7 @@ def test_nothing_of_a_file_with_a_flipped_bit_is_filtered(
 def _replay_in_spite_of_a_flipped_bit(replay: Replay, root: Path, stream_redis: redis.Redis) -> None:
     files = sorted(root.glob("stream=*/day=*/*"))
     flip_a_bit_of_the_payload(files[2])
-    with pytest.raises(ArchiveDamaged, match=rf"{files[2].name} is damaged: its bytes are not those that were written"):
+    with pytest.raises(ArchiveDamaged, match=rf"{files[2].name} is damaged: its checksum does not match"):
         replay.count()
     assert not stream_redis.exists("again")
     with pytest.raises(ArchiveDamaged, match=files[2].name):  # without counting first
@@ -195,7 +195,7 @@ def test_dead_letters_go_back_without_the_marks_of_their_death(
     stream_redis.set("text", "x")
     with pytest.raises(ConfigurationError, match="'text' is a string in Redis"):
         made(stream_server, origin, "text").done()
-    with pytest.raises(StreamMissing, match="no dead letters of stream 'other'"):
+    with pytest.raises(StreamMissing, match="stream 'other' has no dead letters"):
         DeadLetterOrigin(link, "other", Span())
 
     # The same condition on Spark for the archive, whose rows are sorted again.
@@ -240,14 +240,14 @@ def test_the_rate_is_kept(
         ("nonsense", "line 2"),
         ("[1]", "must be a JSON object"),
         ('{"data": 1, "dota": 2}', "unknown name 'dota'"),
-        ("{}", "give the payload"),
+        ("{}", "set either data or data_base64"),
         ('{"data": "x", "id": "noon"}', "line 2"),
         ('{"data_base64": "%%"}', "line 2"),
-        ('{"data": "x", "key": 5}', "key must be text"),
-        ('{"data": "x", "id": "99999999999999999999-0"}', "is too great"),
-        ('{"data": "x", "key": "\\ud800"}', "line 2: it has half a surrogate pair"),
-        ('{"data": "x", "headers": ["a"]}', "headers must be an object of texts"),
-        ('{"data": "x", "fields": {"a": null}}', "fields must be an object of texts"),
+        ('{"data": "x", "key": 5}', "key must be a string"),
+        ('{"data": "x", "id": "99999999999999999999-0"}', "is too large"),
+        ('{"data": "x", "key": "\\ud800"}', "line 2: it contains a lone surrogate"),
+        ('{"data": "x", "headers": ["a"]}', "headers must be an object of strings"),
+        ('{"data": "x", "fields": {"a": null}}', "fields must be an object of strings"),
         ('{"data": 1e999}', "line 2"),
     ],
 )
@@ -263,5 +263,5 @@ def test_lines_without_ids_are_at_no_time(tmp_path: Path) -> None:
     file.write_text('{"data_base64": "AAE="}\n\n{"data": {"a": 1}}\n')
     [batch] = FileOrigin(file, Span()).rows(None)
     assert batch.column("data").to_pylist() == [b"\0\1", b'{"a":1}']
-    with pytest.raises(ConfigurationError, match="at no time"):
+    with pytest.raises(ConfigurationError, match="no time"):
         list(FileOrigin(file, Span(5)).rows(None))

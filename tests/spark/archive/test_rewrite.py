@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.replay.rewrite import Counts, Rewriter, message_id
+from penstock.spark.archive.state import SCHEMA
+from penstock.spark.replay.run import Counts, Rewriter, message_id
 from penstock.spark.sink.entries import MAX_FIELDS
 
 

@@ -96,22 +96,22 @@ def test_bad_input_is_refused_and_writes_nothing(
     file = tmp_path / "file"
     file.write_text("x")
     for root, given, why in (
-        (file / "cold", options, "is no directory"),
+        (file / "cold", options, "is not a directory"),
         (tmp_path / "cold", {}, "url is missing"),
         (tmp_path / "cold", {**options, "nonsense": "1"}, "unknown option"),
-        (tmp_path / "cold", options, "there is no stream 'orders'"),
+        (tmp_path / "cold", options, "stream 'orders' does not exist"),
     ):
         with pytest.raises((ConfigurationError, StreamMissing), match=why):
             ArchiveRun(root, "orders", given).start(spark, once=True)
     assert not (tmp_path / "cold").exists()
 
 
-_KILLED = """
-import os, signal, sys
+KILLED = """
+import json, signal, sys
 from penstock.spark import session
 from penstock.spark.archive import ArchiveRun
 
-root, url, at = sys.argv[1:]
+root, options, url, at = sys.argv[1:]
 steps = []
 
 def step(name):
@@ -122,7 +122,8 @@ def step(name):
 
 conf = {"spark.driver.memory": "512m", "spark.log.level": "ERROR"}
 spark = session("killed", "local[2]", short=True, conf=conf)
-ArchiveRun(root, "orders", {"url": url}, max_batch_rows=1_000, step=step).start(spark, once=True).awaitTermination()
+run = ArchiveRun(root, "orders", {"url": url}, max_batch_rows=1_000, storage_options=json.loads(options), step=step)
+run.start(spark, once=True).awaitTermination()
 """
 
 
@@ -136,7 +137,7 @@ def test_a_driver_that_is_killed_between_files_and_commit_leaves_nothing_out_and
     tmp_path: Path,
 ) -> None:
     fill(stream_redis, "orders", 3_000)
-    driver = start_driver(_KILLED, str(tmp_path / "cold"), stream_server.url, "placed")
+    driver = start_driver(KILLED, str(tmp_path / "cold"), "{}", stream_server.url, "placed")
     driver.wait_for_line("reached placed")
     driver.kill()
     assert len(archived(tmp_path / "cold")) == 1_000

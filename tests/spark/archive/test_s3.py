@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +19,13 @@ from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.read import archive_options
 from penstock.spark.lake.files import Location
 from penstock.spark.replay import ArchiveOrigin, Replay, Span
-from tests.helpers.s3 import BUCKET, S3Server
+from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
+from tests.helpers.threads import eventually
 from tests.spark.archive.streams import Crash, Stream, archive, archived, opened
+from tests.spark.archive.test_maintenance import COMPACT
+from tests.spark.archive.test_run import KILLED
+from tests.spark.clusters import fast_start
+from tests.spark.driver import ROOT, Driver, Process
 from tests.spark.end_to_end.queries import column, entry_id, fill, numbers
 from tests.spark.end_to_end.queries import read as read_hot
 from tests.spark.lake.test_delta import s3_options
@@ -79,12 +88,13 @@ def test_of_two_archivers_one_is_refused(root: Location, stream: Stream) -> None
     assert archived(root, stream.name) == stream.entries[:40]
     third = opened(root)
     archive(third, stream, 40, 50)
-    with pytest.raises(ArchiveConflict, match="since this one began"):
+    with pytest.raises(ArchiveConflict, match="since this one started"):
         archive(first, stream, 50, 60)  # also one after the other, without meeting
     assert archived(root, stream.name) == stream.entries[:50]
     assert verify(root, rows=True).is_sound
 
 
+@pytest.mark.slow
 @pytest.mark.needs_limits
 def test_spark_archives_to_it_reads_it_with_redis_and_replays_it(
     spark: SparkSession, root: Location, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
@@ -102,3 +112,106 @@ def test_spark_archives_to_it_reads_it_with_redis_and_replays_it(
     assert column(read_hot(spark, url, "orders", **archive_options(root))) == numbers(300)
     assert Replay(ArchiveOrigin(root, "orders", Span()), "again", {"url": url}).run().added == 200
     assert verify(root.uri, rows=True, storage_options=options).is_sound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["ready", "step written", "step placed", "step committed", "step vacuum"])
+def test_a_compaction_that_is_killed_leaves_every_row_once(
+    line: str, root: Location, stream: Stream, tmp_path: Path
+) -> None:
+    for at in range(0, 60, 10):
+        archive(opened(root), stream, at, at + 10)
+    words = [sys.executable, "-c", COMPACT, root.uri, json.dumps(dict(root.options))]
+    with Process(words, tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+        process.wait_for_line(line)
+        process.kill()
+    assert archived(root, stream.name) == stream.entries
+    compact(root, grace_s=0)
+    assert archived(root, stream.name) == stream.entries
+    [found] = status(root)
+    assert found.files == 1
+
+
+@pytest.mark.slow
+@pytest.mark.needs_limits
+@pytest.mark.parametrize("step", ["written", "placed", "committed"])
+def test_a_driver_that_is_killed_leaves_nothing_out_and_nothing_twice(
+    step: str,
+    spark: SparkSession,
+    root: Location,
+    start_driver: Callable[..., Driver],
+    stream_redis: redis.Redis,
+    stream_server: EmbeddedServer,
+) -> None:
+    fill(stream_redis, "orders", 3_000)
+    options = dict(root.options)
+    driver = start_driver(KILLED, root.uri, json.dumps(options), stream_server.url, step)
+    driver.wait_for_line(f"reached {step}")
+    driver.kill()
+    assert len(archived(root)) == (2_000 if step == "committed" else 1_000)
+    run = ArchiveRun(root.uri, "orders", {"url": stream_server.url}, storage_options=options)
+    run.start(spark, once=True).awaitTermination()
+    assert [fields["data"] for _, fields in archived(root)] == [b"%d" % n for n in range(3_000)]
+
+
+@pytest.fixture
+def command(s3: S3Server, root: Location, tmp_path: Path) -> Callable[..., Process]:
+    """Starts a command that finds the store by the variables which the documentation names."""
+    env = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3.port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "PYTHONPATH": str(ROOT), **fast_start(),
+    }  # fmt: skip
+
+    def start(*words: object) -> Process:
+        return Process([sys.executable, "-m", "penstock", *map(str, words), "--archive", root.uri], tmp_path, env)
+
+    return start
+
+
+def test_the_commands_take_its_address_and_find_its_keys_in_the_environment(
+    command: Callable[..., Process], root: Location, stream: Stream, stream_server: EmbeddedServer
+) -> None:
+    for at in range(0, 60, 20):
+        archive(opened(root), stream, at, at + 20)
+    [told] = [json.loads(line) for line in command("archive", "status", "--json").end()]
+    assert (told["stream"], told["rows"], told["files"]) == (stream.name, 60, 3)
+    assert command("archive", "compact").end()[-1].startswith("merged 3 files into 1; ")
+    assert command("archive", "verify", "--rows").end()[-1].startswith("sound: ")
+    into = ("--stream", stream.name, "--into", "again", "--url", stream_server.url)
+    assert command("replay", *into).end()[-1] == "wrote 60 messages; 0 were already there"
+
+
+@pytest.mark.slow
+@pytest.mark.needs_limits
+def test_of_two_runs_that_were_started_by_hand_one_ends_and_every_entry_is_archived_once(
+    command: Callable[..., Process],
+    java: Path,
+    root: Location,
+    stream_server: EmbeddedServer,
+    stream_redis: redis.Redis,
+) -> None:
+    fill(stream_redis, "orders", 100)
+    words = ("archive", "run", "--stream", "orders", "--url", stream_server.url, "--continuous", "--every", "1s")
+    with command(*words, "--master", "local[1]") as first:
+        first.wait_for_line("^batch 0: 100 entries")
+        with command(*words, "--master", "local[1]") as second:
+            second.wait_for_line("^starting Spark")
+            runs = [first, second]
+
+            def add(rows: range) -> None:
+                fill(stream_redis, "orders", len(rows), first=rows.start)
+                eventually(lambda: len(archived(root)) == rows.stop or not all(run.is_alive() for run in runs))
+
+            added = 100
+            while all(run.is_alive() for run in runs):  # the second one is still starting, at first
+                add(range(added, added + 50))
+                added += 50
+            over, left = sorted(runs, key=Process.is_alive)
+            assert over.code() == 1
+            over.wait_for_line("another run has archived to")
+            fill(stream_redis, "orders", 50, first=added)
+            eventually(lambda: len(archived(root)) == added + 50)
+            os.kill(left.pid, signal.SIGTERM)
+            left.end()
+    assert [fields["data"] for _, fields in archived(root)] == [b"%d" % n for n in range(added + 50)]
+    assert verify(root, rows=True).is_sound

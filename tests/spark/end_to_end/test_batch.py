@@ -90,7 +90,7 @@ def test_a_job_for_kafka_finds_its_columns(
     decoded = spark.read.format(FORMAT).options(**options, payload="json", payloadSchema="n bigint")
     assert decoded.schema("n bigint, offset bigint").load().collect() == [(7, (1_700_000_000_000 << 20) + 5)]
     plain = spark.read.format(FORMAT).options(url=stream_server.url, streams="orders").schema("value binary")
-    with pytest.raises(PySparkException, match=r"there is no column 'value'.*columns=kafka"):
+    with pytest.raises(PySparkException, match=r"unknown column 'value'.*columns=kafka"):
         plain.load().collect()
 
 
@@ -388,16 +388,16 @@ def test_what_cannot_be_decoded_is_kept_dropped_or_stops_the_query(stream_redis:
 @pytest.mark.parametrize(
     ("streams", "schema", "options", "told"),
     [
-        ("nowhere", "data string", {}, "there is no stream 'nowhere' in Redis at"),
-        ("orders", "data string, color string", {}, "there is no column 'color'; a stream has stream, id,"),
+        ("nowhere", "data string", {}, "stream 'nowhere' does not exist in Redis at"),
+        ("orders", "data string, color string", {}, "unknown column 'color'; a stream has stream, id,"),
         ("orders", "data double", {}, "column 'data' cannot be double; it is binary or string"),
         ("orders", None, {"startingOffset": "earliest"}, "unknown option 'startingoffset'.*did you mean startingOffsets"),
         ("orders", "data string", {"startingOffsets": "soon"}, "must be earliest, latest, group or an id"),
         ("orders", "data string", {"startingOffsets": "latest"}, "reads nothing in a batch query"),
-        ("orders", "data string", {"maxRowsPerTrigger": 5}, "is for streaming queries"),
+        ("orders", "data string", {"maxRowsPerTrigger": 5}, "applies only to streaming queries"),
         ("orders", "data string", {"startingOffsets": "0-0", "startingTimestamp": 1}, "not both"),
         ("orders", "data string", {"subscribePattern": "o.*"}, "exactly one of them"),
-        ("orders", "data string", {"view": "pending"}, "say which, option group"),
+        ("orders", "data string", {"view": "pending"}, "set option group"),
         ("orders", None, {"payload": "json", "payloadModel": "no.such:Thing"}, "model 'no.such:Thing' cannot be imported"),
         ("orders", None, {"payload": "json", "payloadSchema": "id bigint"}, "set option payloadColumn='payload'"),
     ],
@@ -426,7 +426,7 @@ def test_a_wrong_password_is_told_without_the_password(spark: SparkSession, stre
 
 
 def test_a_missing_url_is_told(spark: SparkSession) -> None:
-    with pytest.raises(AnalysisException, match="option url is missing: say where Redis is"):
+    with pytest.raises(AnalysisException, match="option url is missing: set it to the Redis server"):
         spark.read.format(FORMAT).option("streams", "orders").load()
 
 

@@ -203,6 +203,7 @@ def through(spark: SparkSession, url: str, checkpoint: str, trouble: Callable[[i
     return seen
 
 
+@pytest.mark.rotates
 def test_a_query_outlives_a_restart_of_redis(
     spark: SparkSession, start_server: Callable[..., EmbeddedServer], checkpoint: str, tmp_path: Path
 ) -> None:
@@ -234,6 +235,7 @@ def _is_running(status: Any, stage: int) -> bool:
     return info is not None and info.numActiveTasks > 0
 
 
+@pytest.mark.rotates
 def test_a_query_outlives_a_server_that_pauses(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, checkpoint: str
 ) -> None:
@@ -243,6 +245,7 @@ def test_a_query_outlives_a_server_that_pauses(
     assert through(spark, stream_server.url, checkpoint, pause, **options) == numbers(20)
 
 
+@pytest.mark.rotates
 @pytest.mark.needs_limits
 def test_a_query_outlives_a_slot_that_moves(spark: SparkSession, cluster: Cluster, checkpoint: str) -> None:
     with redis.RedisCluster(*cluster.addresses[0]) as client:

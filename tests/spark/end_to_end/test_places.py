@@ -70,6 +70,7 @@ def test_spark_connect(
 # --- kinds of Redis -----------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 def test_a_redis_cluster_with_streams_on_all_nodes(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
     tags = tags_on_all_nodes(cluster)
     assert len(tags) == 3
@@ -97,6 +98,7 @@ def tls(tmp_path: Path) -> Iterator[tuple[TlsServer, Authority]]:
     server.server.stop()
 
 
+@pytest.mark.rotates
 def test_tls(spark: SparkSession, tls: tuple[TlsServer, Authority], tmp_path: Path) -> None:
     server, authority = tls
     with redis.Redis(unix_socket_path=server.server.unix_socket) as client:

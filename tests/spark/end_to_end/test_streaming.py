@@ -241,10 +241,10 @@ def test_a_query_without_its_checkpoint_can_begin_where_its_group_is(
 @pytest.mark.parametrize(
     ("streams", "options", "told"),
     [
-        ("nowhere", {}, "there is no stream 'nowhere'"),
-        ("orders", {"endingOffsets": "latest"}, "a stream does not end"),
+        ("nowhere", {}, "stream 'nowhere' does not exist"),
+        ("orders", {"endingOffsets": "latest"}, "a stream has no end"),
         ("orders", {"view": "pending", "group": "g", "startingOffsets": None}, "view=pending is a snapshot"),
-        ("orders", {"minRowsPerTrigger": 9, "maxRowsPerTrigger": 5}, "no batch is both"),
+        ("orders", {"minRowsPerTrigger": 9, "maxRowsPerTrigger": 5}, "must not exceed maxRowsPerTrigger"),
     ],
 )
 def test_what_is_wrong_is_told(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,14 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged
-from penstock.spark.lake.files import Location
-from penstock.spark.lake.statistics import statistics
+from penstock.errors import ConfigurationError
+from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged, statistics
+from penstock.spark.lake.files import Location, StoreFailed
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
 
 SCHEMA = pa.schema(
     [("day", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("name", pa.string())]
 )
+KEYS = {"access_key_id": KEY, "secret_access_key": SECRET}
 _FILE_SCHEMA = pa.schema([field for field in SCHEMA if field.name != "day"])
 
 
@@ -41,7 +44,7 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
 def s3_options(server: S3Server) -> dict[str, str]:
     return {
         "endpoint_url": f"http://127.0.0.1:{server.port}", "region": "us-east-1", "allow_http": "true",
-        "access_key_id": KEY, "secret_access_key": SECRET,
+        **KEYS,
     }  # fmt: skip
 
 
@@ -105,6 +108,27 @@ def test_a_batch_is_committed_once_and_files_replace_others_without_a_row_twice(
     assert numbers_in(location) == list(range(9))
 
 
+def test_writers_that_make_or_widen_a_table_at_the_same_moment_all_get_it(location: Location) -> None:
+    wider = SCHEMA.append(pa.field("word", pa.string()))
+    together = threading.Barrier(6)
+
+    def make(_: int) -> DeltaLog:
+        together.wait()
+        return DeltaLog.create(location, SCHEMA, ["day"])
+
+    def widen(log: DeltaLog) -> None:
+        together.wait()
+        log.add_columns(wider)
+
+    with ThreadPoolExecutor(6) as pool:
+        logs = list(pool.map(make, range(6)))
+        assert len({log.identity for log in logs}) == 1
+        list(pool.map(widen, logs))
+    made = DeltaLog.open(location)
+    assert made is not None
+    assert [field.name for field in made.table.schema().fields] == wider.names
+
+
 def test_readers_skip_files_by_their_statistics(location: Location, tmp_path: Path) -> None:
     log = DeltaLog.create(location, SCHEMA, ["day"])
     log.commit([written(location, f"{n}.parquet", range(n, n + 10), tmp_path) for n in (0, 10, 20)])
@@ -132,6 +156,41 @@ def test_a_log_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "table" / "_delta_log" / f"{1:020d}.json").unlink()
     with pytest.raises(LogDamaged, match="table"):
         DeltaLog.open(location)
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "why"),
+    [
+        ("hdfs://127.0.0.1:9/table", {}, "Generic HdfsObjectStore error: IO error occurred .*: Connection refused"),
+        (
+            "s3://bucket/table",
+            {"endpoint_url": "http://127.0.0.1:9", "region": "r", "allow_http": "true", "max_retries": "0", **KEYS},
+            "Generic S3 error: .*: Connection refused",
+        ),
+    ],
+    ids=["hdfs", "s3"],
+)
+def test_a_store_that_cannot_be_reached_is_one_line(uri: str, options: dict[str, str], why: str) -> None:
+    location = Location.of(uri, options)
+    store = location.store
+    for ask in (
+        lambda: DeltaLog.open(location),
+        lambda: store.walk(""),
+        lambda: store.read("file"),
+        lambda: store.write("file", b"1"),
+        lambda: store.place("file", "other"),
+        lambda: store.delete("file"),
+    ):
+        with pytest.raises(StoreFailed, match=f"^{uri} cannot be used: {why}") as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+        assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["ftp://host/table", "s4://bucket/table"])
+def test_a_store_that_the_library_does_not_know_is_told(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{uri} is no place for a table .Unknown scheme: .*: use a path"):
+        _ = Location.of(uri).store
 
 
 def test_files_are_complete_or_not_there(location: Location, tmp_path: Path) -> None:

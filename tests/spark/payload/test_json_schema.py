@@ -130,11 +130,11 @@ def test_a_dataclass_gives_its_fields() -> None:
         ("PydanticOrder", "must be written as 'package.module:Class'"),
         ("no.such.module:X", "cannot be imported here"),
         (f"{__name__}:Missing", "cannot be imported here"),
-        (f"{__name__}:NOT_A_MODEL", "its fields cannot be listed"),
+        (f"{__name__}:NOT_A_MODEL", "cannot list its fields"),
         (f"{__name__}:State", "must be a pydantic model"),
         (f"{__name__}:ArrayOrder", "must be a pydantic model"),
-        (f"{__name__}:StructTree", "StructTree contains itself"),
-        (f"{__name__}:Tree", "contains itself"),
+        (f"{__name__}:StructTree", "StructTree is recursive"),
+        (f"{__name__}:Tree", "is recursive"),
     ],
 )
 def test_what_is_no_model_is_refused(path: str, text: str) -> None:
@@ -193,12 +193,12 @@ def test_each_word_of_json_schema(node: object, ddl: str) -> None:
 @pytest.mark.parametrize(
     ("node", "text"),
     [
-        ({"$ref": "#/$defs/none"}, "#/properties/a: there is no '#/\\$defs/none'"),
-        ({"$ref": "http://example.org/x"}, "there is no 'http"),
+        ({"$ref": "#/$defs/none"}, "#/properties/a: '#/\\$defs/none' does not exist"),
+        ({"$ref": "http://example.org/x"}, "'http://example.org/x' does not exist"),
         ({"type": "thing"}, "#/properties/a: unknown type 'thing'"),
         ({"type": "array", "items": 5}, "#/properties/a/items: expected an object, got 5"),
-        ({"not": {"type": "string"}}, "says what a value is not"),
-        ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "for objects only"),
+        ({"not": {"type": "string"}}, "cannot derive a type"),
+        ({"allOf": [{"type": "integer"}, {"type": "string"}]}, "supported only for objects"),
     ],
 )
 def test_what_cannot_be_understood_is_shown(node: object, text: str) -> None:
@@ -210,7 +210,7 @@ def test_a_document_without_properties_is_refused() -> None:
     for document in ({"type": "object"}, {"type": "string"}, {}):
         with pytest.raises(ConfigurationError, match="with properties"):
             from_json_schema(document)
-    with pytest.raises(ConfigurationError, match="same name for Spark"):
+    with pytest.raises(ConfigurationError, match="same name in Spark"):
         from_json_schema({"properties": {"a": True, "A": True}})
 
 

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.spark.payload import PayloadFormat
+from penstock.spark.payload.ddl import TIMESTAMP, TIMESTAMP_NTZ, list_of, map_of, parse_ddl
 from penstock.spark.payload.decoding import _block, _columns, row_decoder
-from penstock.spark.payload.schema import TIMESTAMP, TIMESTAMP_NTZ, list_of, map_of, parse_ddl
 
 _NAMES = st.text(string.ascii_lowercase, min_size=1, max_size=2)
 _LEAVES = st.sampled_from(

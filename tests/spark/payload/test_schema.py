@@ -10,7 +10,7 @@ from pyspark.sql import types as spark
 
 from penstock.errors import ConfigurationError
 from penstock.spark.payload import parse_ddl, to_ddl
-from penstock.spark.runtime.arrow_types import arrow_schema
+from penstock.spark.runtime.versions import arrow_schema
 from tests.spark.limits import HAS_LIMITS
 
 _ITEM = spark.StructType(
@@ -85,15 +85,15 @@ def test_names_nullability_and_comments_are_those_of_spark() -> None:
         ("a int b int", "expected ',' or the end, at character 7: 'b int'"),
         ("a array<int", "expected '>', at character 12"),
         ("a map<string>", "expected ',', at character 13"),
-        ("a decimal(39,0)", "precision of 1 to 38"),
-        ("a decimal(3,4)", "precision of 1 to 38"),
-        ("a decimal(3,1,1)", "precision of 1 to 38"),
+        ("a decimal(39,0)", "precision from 1 to 38"),
+        ("a decimal(3,4)", "precision from 1 to 38"),
+        ("a decimal(3,1,1)", "precision from 1 to 38"),
         ("a decimal(x)", "expected a whole number, at character 11"),
         ("a char", "needs its length"),
         ("a interval day to second", "'interval' is not one of"),
         ("a variant", "'variant' is not one of"),
         ("a int NOT", "expected 'null'"),
-        ("a int COMMENT x", "expected a text in quotes, at character 15"),
+        ("a int COMMENT x", "expected a quoted string, at character 15"),
         ("a void NOT NULL", "always null"),
         ("id int, Id int", "'Id' appears twice (Spark ignores case), at character 9"),
         ("a struct<x:int,X:int>", "'X' appears twice"),

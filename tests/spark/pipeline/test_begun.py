@@ -10,8 +10,8 @@ import redis
 
 from penstock.policy import Reason
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.pipeline.begun import Begun, BegunStream, WorkerDied
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig
+from penstock.spark.pipeline.handling import Begun, BegunStream, WorkerDied
 from penstock.spark.runtime.link import Link
 
 Task = Callable[..., Begun]
@@ -55,7 +55,7 @@ def test_a_message_that_ends_its_process_is_given_up_after_the_attempts(task: Ta
     notes = last.stream("orders", "1-0")
     failure: Any = notes.failure("5-0")
     assert (failure.reason, failure.attempts, type(failure.error)) == (Reason.MAX_DELIVERIES, 3, WorkerDied)
-    assert "ended 3 times" in str(failure.error)
+    assert "died 3 times" in str(failure.error)
     assert notes.failure("4-0") is None
     notes.forget(["4-0", "5-0"])
     last.end()

@@ -94,7 +94,7 @@ def test_what_was_read_is_in_all_sinks_once_and_what_is_bad_in_the_dead_letters(
     add_orders(stream_redis, 25)
     stream_redis.xadd("orders", {"data": "no json"})
     with penstock("validate", file) as process:
-        assert process.end()[-1] == f"{file}: pipeline 'orders' can run"
+        assert process.end()[-1] == f"{file}: pipeline 'orders' is valid"
     with penstock("run", file) as process:
         batches = 3 if HAS_LIMITS else 2  # without limits one, and one more for the watermark
         assert process.end()[-1] == f"orders: done after {batches} batches, 26 rows"
@@ -138,7 +138,7 @@ def test_a_killed_server_costs_nothing(
         process.wait_for_line(r"batch 0: \d+ rows")
         server.kill()
         process.wait_for_line(
-            r"^penstock: pipeline 'orders' failed: the Spark Connect server does not answer \(.+\)\. "
+            r"^penstock: pipeline 'orders' failed: the Spark Connect server does not respond \(.+\)\. "
         )
     with (
         ConnectServer(tmp_path_factory.mktemp("next"), env=env) as server,
@@ -148,6 +148,7 @@ def test_a_killed_server_costs_nothing(
     assert numbers(tmp_path) == (good(30), good(30))
 
 
+@pytest.mark.slow
 def test_what_cannot_run_there_is_told_and_nothing_is_written(
     connect_server: ConnectServer, file: Path, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
@@ -156,7 +157,10 @@ def test_what_cannot_run_there_is_told_and_nothing_is_written(
     elsewhere = sound.replace(f"{tmp_path}/table", "s3a://bucket/table").replace("/delta", '/delta"\nlibrary = "spark')
     for text, faults in (
         (sound.replace("twice + 1", "thrice + 1"), ["step 2 (sql): [UNRESOLVED_COLUMN"]),
-        (elsewhere, ["sink 1 (parquet): s3a://bucket/table cannot be reached: ", "sink 2 (delta): it needs the Java"]),
+        (
+            elsewhere,
+            ["sink 1 (parquet): cannot reach s3a://bucket/table: ", "sink 2 (delta): this sink needs the driver's JVM"],
+        ),
     ):
         file.write_text(text)
         command = [*PENSTOCK, "run", str(file), "--master", connect_server.url]

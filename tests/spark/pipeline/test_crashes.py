@@ -170,6 +170,7 @@ def db(spark: SparkSession, url: str, table: str, column: str) -> list[Any]:
     return sorted(row[column] for row in read.load().collect())
 
 
+@pytest.mark.slow
 def test_one_table_needs_no_staging_and_survives_the_same(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
 ) -> None:

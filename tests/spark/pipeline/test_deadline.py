@@ -17,7 +17,7 @@ from penstock import StreamMessage
 from penstock.errors import ConfigurationError, HandlerTimeout
 from penstock.policy import Reason
 from penstock.spark.pipeline import Handler
-from penstock.spark.pipeline.handling import Caller, Outcome
+from penstock.spark.pipeline.caller import Caller, Outcome
 from tests.spark.pipeline.test_handling import messages
 
 TIMEOUT_S = 1.0  # so long that a handler that does not hang is never late
@@ -62,7 +62,7 @@ def test_a_plain_handler_is_interrupted_and_only_its_message_given_up(hang: Any)
     assert set(outcome.done) == {"0-0", "2-0"}
     failure = outcome.failed["1-0"]
     assert (failure.reason, failure.attempts, type(failure.error)) == (Reason.MAX_DELIVERIES, 2, HandlerTimeout)
-    assert str(failure.error) == "the handler ran longer than 1 s"
+    assert str(failure.error) == "handler exceeded its timeout of 1 s"
     assert signal.getsignal(signal.SIGALRM) is before
 
 
@@ -104,7 +104,7 @@ def test_a_timeout_of_the_handlers_own_is_its_own_and_one_that_is_in_time_is_lef
 
 _IN_A_PROCESS = """
 from contextlib import nullcontext
-from penstock.spark.pipeline.handling import Caller
+from penstock.spark.pipeline.caller import Caller
 from tests.spark.pipeline.shop import hang_in_c
 from tests.spark.pipeline.test_handling import messages
 def handle(given):

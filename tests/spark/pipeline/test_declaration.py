@@ -127,30 +127,30 @@ def test_no_address_is_shown_since_it_may_hold_a_password() -> None:
         ("streams =", "stream =", "f.toml:9: [source] stream is unknown: did you mean 'streams'?"),
         ("partition_by", "partitionby", "f.toml:31: [sink 1] partitionby is unknown: did you mean 'partition_by'?"),
         ('kind = "console"', 'kind = "konsole"', "f.toml:44: [sink 4] kind='konsole' must be one of parquet,"),
-        ('kind = "console"', "", "f.toml:43: [sink 4] lacks the key 'kind'"),
+        ('kind = "console"', "", "f.toml:43: [sink 4] needs the key 'kind'"),
         ('sql = "SELECT', 'sequel = "SELECT', "f.toml:22: [step 2] sequel is unknown: did you mean 'sql'?"),
         ('python = "shop', 'sql = "x"\npython = "shop', "f.toml:25: [step 3] needs one of the keys sql, python, handler"),
         ("shop.frames:clean", "shop.frames.clean", "f.toml:25: [step 3]: python='shop.frames.clean' must be written as"),
         ("score double", "score dubble", "f.toml:17: [step 1]: schema 'score dubble'"),
-        ('name = "big"', 'name = "input"', "f.toml:21: [step 2]: name='input' must be a word"),
+        ('name = "big"', 'name = "input"', "f.toml:21: [step 2]: name='input' must be a valid SQL table name"),
         ("bigint NOT NULL,", "bigint NUT NULL,", "f.toml:7: [source]: schema 'order_id bigint NUT NULL"),
         ("max_rows_per_batch = 1000", "max_rows_per_batch = 0", "f.toml:12: [source] max_rows_per_batch=0 must be 1 or more"),
         ("max_rows_per_batch = 1000", 'max_rows_per_batch = "x"', "f.toml:12: [source] max_rows_per_batch='x' must be a whole number"),
         ("max_rows_per_batch = 1000", "dead_letter_limits = { max_age = 5 }", "f.toml:12: [source] dead_letter_limits: DeadLetterLimits has no"),
-        ("max_rows_per_batch = 1000", "dead_letter_limits = 7", "f.toml:12: [source] dead_letter_limits: limits of dead letters must be"),
+        ("max_rows_per_batch = 1000", "dead_letter_limits = 7", "f.toml:12: [source] dead_letter_limits: dead_letter_limits must be"),
         ("waitForStreams = true", "waitForStream = true", "unknown option 'waitforstream'"),
-        ("waitForStreams = true", "mode = 'FAILFAST'", "options.mode: a pipeline chooses it itself"),
-        ("waitForStreams = true", "columns = 'kafka'", "options.columns: a pipeline chooses it itself"),
-        ("waitForStreams = true", "payloadSchema = 'a int'", "options.payloadSchema: write it as schema = ... instead"),
+        ("waitForStreams = true", "mode = 'FAILFAST'", "options.mode is set by the pipeline"),
+        ("waitForStreams = true", "columns = 'kafka'", "options.columns is set by the pipeline"),
+        ("waitForStreams = true", "payloadSchema = 'a int'", "options.payloadSchema: set schema = ... instead"),
         ('watermark = "10 minutes"', "", "f.toml: dedup needs a watermark"),
         ('watermark = "10 minutes"', 'watermark = "soon"', "watermark='soon' must be a duration"),
-        ('checkpoint = "/data/checkpoints/orders"', "", "f.toml lacks the key 'checkpoint'"),
-        ('checkpoint = "/data/checkpoints/orders"', "checkpoint = 3", "f.toml:2: checkpoint=3 must be a text"),
-        ('kind = "console"', 'kind = "console"\nname = "parquet"', "f.toml: two sinks are called 'parquet'"),
+        ('checkpoint = "/data/checkpoints/orders"', "", "f.toml needs the key 'checkpoint'"),
+        ('checkpoint = "/data/checkpoints/orders"', "checkpoint = 3", "f.toml:2: checkpoint=3 must be a string"),
+        ('kind = "console"', 'kind = "console"\nname = "parquet"', "f.toml: two sinks are named 'parquet'"),
         ('"redis://localhost:6379"', '"http://localhost"', "f.toml:7: [source]"),
         ("[source]\n", "[sauce]\n", "f.toml:7: sauce is unknown: did you mean 'source'?"),
-        ('trigger = "5s"', "trigger = ", "f.toml is no TOML"),
-        ('table = "public.orders"', "", "f.toml:37: [sink 3] lacks the key 'table'"),
+        ('trigger = "5s"', "trigger = ", "f.toml is not valid TOML"),
+        ('table = "public.orders"', "", "f.toml:37: [sink 3] needs the key 'table'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_in_one_line_with_its_place(old: str, new: str, told: str) -> None:
@@ -162,7 +162,7 @@ def test_a_mistake_is_told_in_one_line_with_its_place(old: str, new: str, told: 
 
 
 def test_a_pipeline_without_a_sink_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="there is no sink"):
+    with pytest.raises(ConfigurationError, match="the pipeline has no sink"):
         Pipeline("a", Source("redis://localhost", ("a",)), (), "/tmp/a")
 
 
@@ -246,11 +246,11 @@ def test_tables_catalogues_and_results_are_declared_and_show_no_secret() -> None
         ('table = "shop.orders"', 'table = "shop.orders"\nlibrary = "spark"', "f.toml:13: [sink 2]: library = 'spark' needs spark_catalog"),
         ("catalog = {", 'library = "python"\nspark_catalog = "lake"\ncatalog = {}  # {', "f.toml:13: [sink 2]: catalog is empty"),
         ("catalog = {", 'spark_catalog = "la.ke"\ncatalog = {', "f.toml:13: [sink 2]: spark_catalog"),
-        ("jdbc:mysql:", "mysql:", "f.toml:19: [sink 3]: url must begin with jdbc:"),
-        ("options.fetchsize", "options.dbtable", "f.toml:19: [sink 3]: options.dbtable: a pipeline chooses it itself"),
-        ('result_kind = "order"', "", "f.toml:26: [sink 4] lacks the key 'result_kind'"),
+        ("jdbc:mysql:", "mysql:", "f.toml:19: [sink 3]: url must start with jdbc:"),
+        ("options.fetchsize", "options.dbtable", "f.toml:19: [sink 3]: options.dbtable is set by the pipeline"),
+        ('result_kind = "order"', "", "f.toml:26: [sink 4] needs the key 'result_kind'"),
         ('path = "s3a', 'library = "java"\npath = "s3a', "f.toml:10: [sink 1] library='java' must be one of auto, python, spark"),
-        ('path = "s3a', 'library = "spark"\npath = "s3a', "f.toml:8: [sink 1]: options are for library = 'python'"),
+        ('path = "s3a', 'library = "spark"\npath = "s3a', "f.toml:8: [sink 1]: options apply only to library = 'python'"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_in_them_is_told_with_its_place(old: str, new: str, told: str) -> None:
@@ -280,13 +280,16 @@ def test_python_may_give_one_text_or_a_list_where_several_can_be() -> None:
     ("make", "told"),
     [
         (lambda: Parquet("/t", partition_by=7), "partition_by=7 must be a list"),
-        (lambda: made(sinks=["parquet"]), "sinks: 'parquet' is none of Parquet, Delta,"),
-        (lambda: made(steps="SELECT 1"), "steps: 'SELECT 1' is none of Sql, Function, Handler"),
+        (lambda: made(sinks=["parquet"]), "sinks: 'parquet' is not one of Parquet, Delta,"),
+        (lambda: made(steps="SELECT 1"), "steps: 'SELECT 1' is not one of Sql, Function, Handler"),
         (lambda: made(max_lag=-1), "max_lag=-1 must be 0 or more"),
         (lambda: made(watermark_column="at"), "watermark_column='at' needs a watermark"),
-        (lambda: made(rules=[Rule("n > 0", name="r"), Rule("n < 9", name="r")]), "two rules are called 'r': give each"),
-        (lambda: made(rules=Rule("n > 0", name="decode_error")), "two rules are called 'decode_error'"),
-        (lambda: Source(url="redis://h", streams=["a*", "b"]), "streams=['a*', 'b'] must be names, or one glob"),
+        (lambda: made(rules=[Rule("n > 0", name="r"), Rule("n < 9", name="r")]), "two rules are named 'r': give each"),
+        (lambda: made(rules=Rule("n > 0", name="decode_error")), "two rules are named 'decode_error'"),
+        (
+            lambda: Source(url="redis://h", streams=["a*", "b"]),
+            "streams=['a*', 'b'] must be stream names, or a single glob",
+        ),
     ],
 )
 def test_python_that_gives_something_else_is_told(make: Callable[[], object], told: str) -> None:

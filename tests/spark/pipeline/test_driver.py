@@ -25,7 +25,9 @@ with Driver(Path(sys.argv[1])).alone():
 def test_a_second_driver_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     with Driver(tmp_path).alone() as first:
         assert str(last_state(tmp_path)).startswith("running since")
-        with pytest.raises(PipelineBusy, match=f"process {os.getpid()} on .* runs a pipeline on the checkpoint"):
+        with pytest.raises(
+            PipelineBusy, match=f"process {os.getpid()} on .* already runs a pipeline with the checkpoint"
+        ):
             Driver(tmp_path).alone().__enter__()
         assert str(last_state(tmp_path)).startswith("running since")
         first.end("stopped")

@@ -16,8 +16,9 @@ import pytest
 from penstock import StreamMessage
 from penstock.errors import ConfigurationError, FatalError, Snooze
 from penstock.policy import Reason
+from penstock.spark.pipeline.caller import Caller, NotDone, Outcome
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig
-from penstock.spark.pipeline.handling import Caller, HandlerTask, NotDone, Outcome
+from penstock.spark.pipeline.handling import HandlerTask
 from penstock.spark.pipeline.sinks.delta import partition_values
 from penstock.spark.pipeline.steps import Handler
 
@@ -168,7 +169,7 @@ def test_ids_that_nobody_asked_for_change_nothing() -> None:
 
 @pytest.mark.parametrize("answer", ["0-0", 3, b"x"])
 def test_an_answer_that_is_no_list_of_ids_ends_the_pipeline(answer: object) -> None:
-    with pytest.raises(ConfigurationError, match="must return a list of ids"):
+    with pytest.raises(ConfigurationError, match="must return a list of message ids"):
         handled(lambda _: answer)
 
 
@@ -185,8 +186,8 @@ def test_only_the_output_that_does_not_fit_is_given_up() -> None:
     task._check_outputs(outcome, {message.id: message for message in messages(4)})
     assert set(outcome.done) == {"0-0"}
     assert {failure.reason for failure in outcome.failed.values()} == {Reason.INVALID}
-    assert "no column 'scare'" in str(outcome.failed["3-0"].error)
-    assert "lacks the column 'score'" in str(outcome.failed["2-0"].error)
+    assert "an unknown column 'scare'" in str(outcome.failed["3-0"].error)
+    assert "has no value for column 'score'" in str(outcome.failed["2-0"].error)
 
 
 def test_folders_name_the_values_of_partitions() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,7 +16,7 @@ import pytest
 from penstock.spark.lake.iceberg import BatchNote, IcebergTable, for_hadoop
 from penstock.spark.lake.partitions import Partitions
 from penstock.spark.pipeline import Iceberg
-from penstock.spark.pipeline.batch_key import BatchKey
+from penstock.spark.pipeline.files import BatchKey
 from tests.spark.pipeline.conftest import iceberg_catalogue, iceberg_rows
 
 SCHEMA = pa.schema([("n", pa.int64()), ("day", pa.string()), ("headers", pa.map_(pa.string(), pa.string()))])
@@ -101,6 +103,19 @@ def test_a_commit_beside_another_writer_is_repeated(sink: Iceberg, add: Add) -> 
     assert not add(key)
 
 
+def test_writers_that_make_or_widen_a_table_at_the_same_moment_all_get_it(sink: Iceberg) -> None:
+    together, wider = threading.Barrier(4), SCHEMA.append(pa.field("word", pa.string()))
+
+    def open_(schema: pa.Schema) -> None:
+        together.wait()
+        table_of(sink).open(schema, may_add=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        for schema in (SCHEMA, wider):
+            list(pool.map(open_, [schema] * 4))
+    assert problems(sink, wider) == []
+
+
 @pytest.mark.parametrize("is_repeated_inside", [True, False])
 def test_of_two_drivers_with_the_same_batch_the_second_is_refused(
     sink: Iceberg, add: Add, is_repeated_inside: bool
@@ -128,9 +143,9 @@ def test_looking_makes_nothing_and_tells_what_does_not_fit(sink: Iceberg, add: A
     assert problems(sink) == []
     other = pa.schema([("n", pa.string()), ("more", pa.int64())])
     assert problems(Iceberg(sink.table, sink.catalog), other) == [
-        "table 'shop.orders': column 'n' is string here and long there",
-        "table 'shop.orders' has no column 'more'; it has n, day, headers",
-        "table 'shop.orders' is partitioned by ['day'], not by partition_by",
+        "table 'shop.orders': column 'n' is string in the rows and long in the table",
+        "table 'shop.orders' has no column 'more'; available: n, day, headers",
+        "table 'shop.orders' is partitioned by ['day'], which differs from partition_by",
     ]
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.spark.lake.files import no_fail_point
 from penstock.spark.pipeline import Jdbc
-from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.batches import no_mark
+from penstock.spark.pipeline.files import BatchKey
 from penstock.spark.pipeline.sinks.jdbc import JdbcStageDiffers, JdbcWriter
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase
 
@@ -44,15 +44,16 @@ def test_rows_that_a_repeated_task_has_doubled_are_staged_again(
     monkeypatch.setattr(JdbcDatabase, "save", save_twice)
     writer = JdbcWriter(Jdbc(derby, "numbers", create=True), spark)
     most = 1
-    assert writer.write(spark.range(3), BatchKey("q", 0), no_mark) is True
-    assert writer.write(spark.range(3), BatchKey("q", 0), no_mark) is False
+    assert writer.write(spark.range(3), BatchKey("q", 0), no_fail_point) is True
+    assert writer.write(spark.range(3), BatchKey("q", 0), no_fail_point) is False
     assert rows_of("numbers") == [(0,), (1,), (2,)]
     most = 100
-    with pytest.raises(JdbcStageDiffers, match="holds 4 rows and not the 3 of the batch"):
-        writer.write(spark.range(3), BatchKey("q", 1), no_mark)
+    with pytest.raises(JdbcStageDiffers, match="holds 4 rows instead of the 3 of the batch"):
+        writer.write(spark.range(3), BatchKey("q", 1), no_fail_point)
     assert len(rows_of("numbers")) == 3
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("given", [{}, {"key": ("id",)}], ids=["append", "key"])
 def test_rows_that_a_late_task_adds_before_they_are_moved_are_noticed(
     spark: SparkSession, derby: str, rows_of: Callable[[str], list[tuple[Any, ...]]], given: dict[str, Any]
@@ -64,10 +65,10 @@ def test_rows_that_a_late_task_adds_before_they_are_moved_are_noticed(
         if step == "jdbc staged":
             JdbcDatabase(sink, spark).save(spark.range(1), writer.new_stage(key), "append")
 
-    with pytest.raises(JdbcStageDiffers, match="holds 4 rows and not the 3 of the batch"):
+    with pytest.raises(JdbcStageDiffers, match="holds 4 rows instead of the 3 of the batch"):
         writer.write(spark.range(3), key, late)
     assert rows_of("numbers") == []
-    assert writer.write(spark.range(3), key, no_mark)
+    assert writer.write(spark.range(3), key, no_fail_point)
     assert rows_of("numbers") == [(0,), (1,), (2,)]
 
 
@@ -76,7 +77,7 @@ def test_a_database_without_transactions_is_refused(
 ) -> None:
     monkeypatch.setattr(JdbcConnection, "has_transactions", False)
     (problem,) = JdbcWriter(Jdbc(derby, "numbers", create=True), spark).problems(spark.range(1).schema)
-    assert problem == "the database has no transactions: a batch that is repeated would be there twice"
+    assert problem == "the database has no transactions, so a repeated batch would be written twice"
 
 
 def test_a_row_replaces_the_one_of_its_key_in_a_table_that_was_there(
@@ -93,5 +94,5 @@ def test_a_row_replaces_the_one_of_its_key_in_a_table_that_was_there(
         "SELECT id, name, map('a', 1) AS tags FROM VALUES (2, 'eve'), (3, 'kim'), (3, 'kim') AS t(id, name)"
     )
     assert not list(JdbcWriter(typed, spark).problems(rows.schema))
-    assert JdbcWriter(typed, spark).write(rows, BatchKey("q", 0), no_mark)
+    assert JdbcWriter(typed, spark).write(rows, BatchKey("q", 0), no_fail_point)
     assert rows_of("people") == [(1, "ann", None, 1), (2, "eve", '{"a":1}', 7), (3, "kim", '{"a":1}', 7)]

@@ -36,7 +36,7 @@ from penstock.spark.pipeline.metrics import PipelineMetrics
 from penstock.spark.pipeline.preview import preview
 from penstock.spark.pipeline.reset import plan_reset, reset
 from penstock.spark.pipeline.running import PipelineFailed, Report, Run, passes
-from penstock.spark.pipeline.status import Driver, PipelineBusy, status
+from penstock.spark.pipeline.status import Driver, PipelineBusy, Places, status
 from penstock.spark.pipeline.validation import PipelineInvalid
 from tests.spark.pipeline.conftest import SHOP, add_orders
 
@@ -77,6 +77,7 @@ def test_a_preview_shows_the_rows_of_each_sink_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rotates
 def test_a_preview_of_a_stream_without_entries_or_with_a_bad_step_is_told(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare
 ) -> None:
@@ -99,7 +100,7 @@ def test_after_a_reset_the_next_run_reads_from_there(
     pipeline = pipeline_of()
     run(pipeline)
     planned = plan_reset(pipeline, ids[4], 0)
-    assert "has committed batch 0. Its next run is a new one and reads from " in str(planned)
+    assert "has committed batch 0. Its next run starts over from " in str(planned)
     reset(pipeline, planned)
     found = status(pipeline)
     assert (found.committed_batch, found.lag, str(found.driver)[:9]) == (None, 6, "reset at ")
@@ -113,6 +114,20 @@ def test_after_a_reset_the_next_run_reads_from_there(
     assert run(pipeline).rows == 0
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff", b'{"rows": 1', b"5"])
+def test_what_a_crash_of_the_machine_left_of_notes_is_told(
+    stream_redis: redis.Redis, pipeline_of: Declare, content: bytes
+) -> None:
+    pipeline = pipeline_of()
+    folder = Path(pipeline.checkpoint)
+    folder.mkdir(parents=True)
+    (folder / "progress.json").write_bytes(content)
+    assert status(pipeline).last is None
+    (folder / "start.json").write_bytes(content)
+    with pytest.raises(ConfigurationError, match="run `penstock pipeline reset` again"):
+        Places(pipeline.checkpoint).starting()
+
+
 def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path) -> None:
     pipeline = pipeline_of()
     with Driver(tmp_path / "checkpoint").alone(), pytest.raises(PipelineBusy):
@@ -124,6 +139,7 @@ def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path)
 # --- restarts ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.rotates
 def test_a_failure_that_passes_is_followed_by_a_restart(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +158,7 @@ def test_a_failure_that_passes_is_followed_by_a_restart(
     assert [event.name for event in events].count(EventName.TRYING_AGAIN) == 2
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(("why", "restarts"), [("Connection refused", 1), ("division by zero", 0)])
 def test_a_failure_that_stays_ends_the_run(
     spark: SparkSession,
@@ -274,8 +291,8 @@ def test_a_server_that_speaks_no_http_stops_nothing_and_shows_no_secret(caplog: 
         LineageRun(declared(Lineage(url)), is_continuous=True).emit("START")
         thread.join()
     LineageRun(declared(Lineage("http://host:port hunter2/")), is_continuous=True).emit("FAIL")
-    assert "the OpenLineage event START is lost" in caplog.text
-    assert "the OpenLineage event FAIL is lost" in caplog.text
+    assert "could not send the OpenLineage event START" in caplog.text
+    assert "could not send the OpenLineage event FAIL" in caplog.text
     assert "hunter2" not in caplog.text
 
 
@@ -302,9 +319,10 @@ def test_lineage_is_told_to_a_server_and_one_that_is_away_stops_nothing(caplog: 
     assert authorization == "Bearer t0ken"
     assert event["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
     LineageRun(declared(Lineage(url)), is_continuous=True).emit("START")
-    assert "the OpenLineage event START is lost" in caplog.text
+    assert "could not send the OpenLineage event START" in caplog.text
 
 
+@pytest.mark.rotates
 def test_a_run_tells_of_its_lineage(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, tmp_path: Path
 ) -> None:

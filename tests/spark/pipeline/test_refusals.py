@@ -22,7 +22,7 @@ from penstock.spark.pipeline import (
     Sql,
 )
 from penstock.spark.pipeline.files import Files
-from penstock.spark.pipeline.origin import Origin
+from penstock.spark.pipeline.rejected_rows import Origin
 from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.spark.pipeline.sinks.iceberg import IcebergWriter
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcDatabase
@@ -89,9 +89,10 @@ def test_whatever_postgres_refuses_is_a_dead_letter_and_stays_one(
     assert "column 'word' null value" in told[8]
     assert "column 'day' is outside the years 1 to 9999" in told[9]
     assert "check constraint" in told[3]
-    assert told[5].startswith("sink 'postgres' does not take the row ")
+    assert told[5].startswith("sink 'postgres' rejected the row ")
 
 
+@pytest.mark.slow
 def test_each_sink_refuses_for_itself(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, postgres: PostgresServer,
     tmp_path: Path,
@@ -131,19 +132,20 @@ def test_a_row_of_no_known_origin_is_told_with_its_column_and_stops_the_pipeline
     with pytest.raises(PipelineFailed) as caught:
         run(pipeline_of(Sql("SELECT n, word FROM input"), sinks=(sink,), source_schema=SCHEMA))
     told = str(caught.value)
-    assert "sink 'postgres' does not take the row" in told
+    assert "sink 'postgres' rejected the row" in told
     assert "column 'word' PostgreSQL text fields cannot contain NUL" in told
     assert "`stream AS _stream, id AS _id`" in told
     assert "\n" not in told
     assert not dead_letters(stream_redis)
 
 
+@pytest.mark.rotates
 def test_steps_that_were_changed_after_a_failure_make_the_batch_anew_if_no_sink_has_it(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, postgres: PostgresServer
 ) -> None:
     add(stream_redis, {"n": 1, "word": "a\0b"}, {"n": 2, "word": "fine"})
     sinks = (Postgres(postgres.dsn, "orders", create=True), RedisStreams("copy"))
-    with pytest.raises(PipelineFailed, match="does not take the row"):
+    with pytest.raises(PipelineFailed, match="rejected the row"):
         run(pipeline_of(Sql("SELECT n, word FROM input"), sinks=sinks, source_schema=SCHEMA))
     mended = Sql("SELECT n + 10 AS n, replace(word, char(0), '') AS word FROM input")
     run(pipeline_of(mended, sinks=sinks, source_schema=SCHEMA))
@@ -151,6 +153,7 @@ def test_steps_that_were_changed_after_a_failure_make_the_batch_anew_if_no_sink_
     assert sorted(json.loads(fields[b"data"])["n"] for _, fields in stream_redis.xrange("copy")) == [11, 12]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("first", ["parquet", "redis_streams"])
 def test_steps_that_were_changed_after_a_sink_had_the_batch_are_told(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, postgres: PostgresServer, tmp_path: Path, first: str
@@ -159,10 +162,10 @@ def test_steps_that_were_changed_after_a_sink_had_the_batch_are_told(
     other = Parquet(str(tmp_path / "table")) if first == "parquet" else RedisStreams("copy")
     sinks = (other, Postgres(postgres.dsn, "orders", create=True))
     steps = Sql("SELECT n, word FROM input")
-    with pytest.raises(PipelineFailed, match="does not take the row"):
+    with pytest.raises(PipelineFailed, match="rejected the row"):
         run(pipeline_of(steps, sinks=sinks, source_schema=SCHEMA))
     with pytest.raises(
-        PipelineFailed, match=f"sink '{first}' has rows of batch 0 that the old ones made.*put the steps back"
+        PipelineFailed, match=f"sink '{first}' already has rows of batch 0 from the old steps.*restore the old steps"
     ):
         run(pipeline_of(Sql("SELECT n, 'x' AS word FROM input"), sinks=sinks, source_schema=SCHEMA))
     postgres.execute("ALTER TABLE orders ALTER word TYPE bytea USING ''")
@@ -171,6 +174,7 @@ def test_steps_that_were_changed_after_a_sink_had_the_batch_are_told(
     assert list((tmp_path / "checkpoint" / "staging").iterdir())
 
 
+@pytest.mark.rotates
 def test_a_sink_that_is_added_before_a_batch_is_repeated_gets_all_of_it(
     stream_redis: redis.Redis,
     pipeline_of: Declare,

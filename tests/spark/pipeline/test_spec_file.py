@@ -127,10 +127,10 @@ def test_a_rule_is_known_by_its_condition_without_the_secrets_in_it(text: str) -
         ("dsn_file =", 'dsn = "x"\ndsn_file =', "f.toml:22: [sink 2] dsn_file: dsn is given as well"),
         ("secret_access_key_file =", 'token_file = "/none", x =', "[sink 1] options.token_file='/none' cannot be read: No such"),
         ("${MAX_LAG}", "${HOST}", "f.toml:3: max_lag='redis' must be a whole number"),
-        ('from = "source"', 'from = "marks"', "f.toml: sink 'postgres': from='marks' is no step: did you mean 'marked'?"),
+        ('from = "source"', 'from = "marks"', "f.toml: sink 'postgres': from='marks' is not a step: did you mean 'marked'?"),
         ('action = "warn"', 'action = "drop"', "f.toml:9: [rule 1] action='drop' must be one of dead_letter, warn, fail"),
         ('where = "total > 1"', 'where = ""', "f.toml:17: [sink 1] where='' must not be empty"),
-        ('name = "marked"', 'name = "marked"\nfrom = "later"', "f.toml: step 1: from='later' is no earlier step"),
+        ('name = "marked"', 'name = "marked"\nfrom = "later"', "f.toml: step 1: from='later' is not an earlier step"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_place(text: str, old: str, new: str, told: str) -> None:
@@ -155,7 +155,7 @@ def test_the_values_of_a_profile_stand_above_those_of_the_file(text: str) -> Non
         ("[profile.dev]", "[profile.prod]", "f.toml: [profile.dev] is unknown: "),
         ('checkpoint = "/tmp', 'chekpoint = "/tmp', "f.toml:25: chekpoint is unknown: did you mean 'checkpoint'?"),
         ("[profile.dev.sink.lake]", "[profile.dev.sink.lak]", "f.toml:28: sink 'lak' is unknown: did you mean 'lake'?"),
-        ('url = "redis://localhost"', "url = 7", "f.toml:27: [source] url=7 must be a text"),
+        ('url = "redis://localhost"', "url = 7", "f.toml:27: [source] url=7 must be a string"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_profile_is_told_with_its_own_place(text: str, old: str, new: str, told: str) -> None:

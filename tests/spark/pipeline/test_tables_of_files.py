@@ -8,18 +8,20 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 import redis
 from deltalake import DeltaTable
 
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.lake.delta import DeltaLog, statistics
+from penstock.spark.lake.files import Location, no_fail_point
 from penstock.spark.lake.partitions import Partition, Partitions
 from penstock.spark.pipeline import Delta, Iceberg, Parquet, Pipeline, Sql
-from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.batches import no_mark
+from penstock.spark.pipeline.batches import writer_of
+from penstock.spark.pipeline.files import BatchKey
 from penstock.spark.pipeline.running import PipelineFailed, Report
-from penstock.spark.pipeline.sinks.writers import writer_of
 from penstock.spark.pipeline.validation import PipelineInvalid
 from tests.spark.driver import Driver
 from tests.spark.pipeline.conftest import add_orders, iceberg_catalogue
@@ -27,7 +29,6 @@ from tests.spark.pipeline.test_crashes import crash_after
 from tests.spark.pipeline.test_upserts import KILLED
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 Declare = Callable[..., Pipeline]
@@ -54,6 +55,7 @@ def rows_of(table: pa.Table, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(zip(*(table[name].to_pylist() for name in columns), strict=True), key=str)
 
 
+@pytest.mark.slow
 def test_a_new_column_is_added_if_that_is_allowed_also_by_a_driver_that_dies(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, tmp_path: Path
 ) -> None:
@@ -86,6 +88,26 @@ def test_a_new_column_is_added_if_that_is_allowed_also_by_a_driver_that_dies(
     found = spark.read.option("mergeSchema", "true").parquet(str(tmp_path / "parquet")).toArrow()
     assert rows_of(found, "n", "word") == expected
     assert {3: {"a": 3}}.items() <= dict(rows_of(found, "n", "more")).items()
+
+
+def test_an_append_goes_on_when_somebody_adds_a_column_meanwhile(
+    spark: SparkSession, pipeline_of: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "delta")
+    writer = writer_of(Delta(path), pipeline_of(), spark)
+    narrow = spark.range(3)
+    assert writer.write(narrow, BatchKey("q", 0), no_fail_point)
+
+    def widened(*given: Any, **named: Any) -> str:  # called just before the commit
+        log = DeltaLog.open(Location.of(path))
+        assert log is not None
+        log.add_columns(pa.schema([("id", pa.int64()), ("word", pa.string())]))
+        return statistics(*given, **named)
+
+    monkeypatch.setattr("penstock.spark.pipeline.sinks.delta.statistics", widened)
+    assert writer.write(narrow, BatchKey("q", 1), no_fail_point)
+    found = DeltaTable(path).to_pyarrow_table()
+    assert rows_of(found, "id", "word") == [(n, None) for n in (0, 0, 1, 1, 2, 2)]
 
 
 EVOLVING = """
@@ -136,6 +158,7 @@ def test_a_driver_that_is_killed_when_it_has_added_columns_leaves_no_row_out(
     assert rows_of(loaded(tmp_path).scan().to_arrow(), "n", "word") == expected
 
 
+@pytest.mark.rotates
 def test_delta_and_parquet_get_a_column_for_each_transform_in_utc_whatever_the_session_says(
     spark: SparkSession, pipeline_of: Declare, tmp_path: Path
 ) -> None:
@@ -146,9 +169,9 @@ def test_delta_and_parquet_get_a_column_for_each_transform_in_utc_whatever_the_s
             writer = writer_of(sink, pipeline_of(), spark)
             rows = spark.sql(ROWS)
             assert list(writer.problems(rows.schema)) == []
-            assert writer.write(rows, BatchKey("q", 0), no_mark)
+            assert writer.write(rows, BatchKey("q", 0), no_fail_point)
             assert list(writer.problems(rows.schema)) == []
-            assert writer.write(rows.where("n = 1"), BatchKey("q", 1), no_mark)
+            assert writer.write(rows.where("n = 1"), BatchKey("q", 1), no_fail_point)
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     names = ("at_day", "at_hour", "name_truncate_2", "n_truncate_10")
@@ -172,11 +195,12 @@ def test_delta_and_parquet_get_a_column_for_each_transform_in_utc_whatever_the_s
     ]
 
 
+@pytest.mark.rotates
 def test_iceberg_knows_the_transforms_itself(spark: SparkSession, pipeline_of: Declare, tmp_path: Path) -> None:
     sink = iceberg(tmp_path, partition_by=("day(at)", "truncate(2, name)"))
     writer = writer_of(sink, pipeline_of(), spark)
     rows = spark.sql(ROWS)
-    assert writer.write(rows, BatchKey("q", 0), no_mark)
+    assert writer.write(rows, BatchKey("q", 0), no_fail_point)
     assert list(writer.problems(rows.schema)) == []
     table = loaded(tmp_path)
     assert [str(field.transform) for field in table.spec().fields] == ["day", "truncate[2]"]
@@ -185,7 +209,10 @@ def test_iceberg_knows_the_transforms_itself(spark: SparkSession, pipeline_of: D
     assert sorted(first.to_arrow()["n"].to_pylist()) == [-3, 1]
     assert len(list(first.plan_files())) == 2
     (problem,) = writer_of(iceberg(tmp_path, partition_by=("hour(at)",)), pipeline_of(), spark).problems(rows.schema)
-    assert problem == "table 'shop.table' is partitioned by ['day(at)', 'truncate(2, name)'], not by partition_by"
+    assert (
+        problem
+        == "table 'shop.table' is partitioned by ['day(at)', 'truncate(2, name)'], which differs from partition_by"
+    )
     buckets = Iceberg("shop.other", iceberg_catalogue(tmp_path), partition_by=("bucket(4, n)",))
     (problem,) = writer_of(buckets, pipeline_of(), spark).problems(rows.schema)
     assert problem == "partition_by: PyIceberg cannot add files to buckets: use Iceberg's jars (library = 'spark')"
@@ -193,7 +220,9 @@ def test_iceberg_knows_the_transforms_itself(spark: SparkSession, pipeline_of: D
 
 def test_files_of_delta_carry_statistics(spark: SparkSession, pipeline_of: Declare, tmp_path: Path) -> None:
     path = str(tmp_path / "delta")
-    assert writer_of(Delta(path), pipeline_of(), spark).write(spark.sql(ROWS).repartition(1), BatchKey("q", 0), no_mark)
+    assert writer_of(Delta(path), pipeline_of(), spark).write(
+        spark.sql(ROWS).repartition(1), BatchKey("q", 0), no_fail_point
+    )
     (log,) = (tmp_path / "delta" / "_delta_log").glob("*1.json")
     (add,) = [json.loads(line)["add"] for line in log.read_text().splitlines() if '"add"' in line]
     stats = json.loads(add["stats"])

@@ -71,9 +71,9 @@ def test_a_good_pipeline_is_found_good(spark: SparkSession, stream_redis: redis.
         ([Function(f"{SHOP}:nothing")], f"step 1 (python): python='{SHOP}:nothing' must return a DataFrame, not NoneType"),
         ([Handler("no.such.module:f")], "step 1 (handler): handler='no.such.module:f' cannot be imported here"),
         ([Sql("SELECT n FROM input"), Handler(f"{SHOP}:score")], "step 2 (handler): handler="),
-        ([Handler(f"{SHOP}:score", output="n double")], "step 1 (handler): output: there is a column 'n' already"),
+        ([Handler(f"{SHOP}:score", output="n double")], "step 1 (handler): output: column 'n' already exists"),
         ([Sql("SELECT n, count(*) AS c FROM input GROUP BY n")], "steps: [STREAMING_OUTPUT_MODE"),
-        ([Sql("SELECT n, null AS x FROM input")], "column 'x' is void, which Parquet cannot hold"),
+        ([Sql("SELECT n, null AS x FROM input")], "column 'x' is void, which Parquet cannot store"),
     ],
 )  # fmt: skip
 def test_a_step_that_cannot_work_is_told(
@@ -89,13 +89,16 @@ def test_a_step_that_cannot_work_is_told(
     ("given", "told"),
     [
         ({"source_url": "redis://127.0.0.1:1"}, "source: "),
-        ({"source_streams": ("nowhere",)}, "source: there is no stream 'nowhere'"),
+        ({"source_streams": ("nowhere",)}, "source: stream 'nowhere' does not exist"),
         ({"source_valid": ("m > 0",)}, "source: [UNRESOLVED_COLUMN"),
-        ({"source_schema": "id bigint"}, "source: 'id' is a field of the payload and a column of the entry as well"),
-        ({"watermark": "1m", "dedup": ("m",)}, "source: dedup: there is no column 'm'"),
+        ({"source_schema": "id bigint"}, "source: 'id' is both a field of the payload and a column of the entry"),
+        ({"watermark": "1m", "dedup": ("m",)}, "source: dedup: unknown column 'm'"),
         ({"watermark": "1m", "dedup": ("headers",)}, "source: dedup: column 'headers' is a map"),
-        ({"watermark": "1m", "watermark_column": "n"}, "source: watermark_column 'n' is bigint and no timestamp"),
-        ({"checkpoint": "/dev/null/here"}, "checkpoint: /dev/null/here cannot be written to: /dev/null is no folder"),
+        ({"watermark": "1m", "watermark_column": "n"}, "source: watermark_column 'n' is bigint, not a timestamp"),
+        (
+            {"checkpoint": "/dev/null/here"},
+            "checkpoint: cannot write to /dev/null/here: /dev/null is not a directory",
+        ),
     ],
 )
 def test_a_source_that_cannot_work_is_told(
@@ -128,20 +131,20 @@ def test_every_sink_that_cannot_work_is_told(
     )
     found = problems(pipeline_of(Sql("SELECT n, data AS raw FROM input"), sinks=sinks))
     starts = [
-        "sink 1 (parquet): partition_by: there is no column 'day'",
-        f"sink 1 (parquet): {tmp_path}/file/table cannot be written to",
-        f"sink 2 (delta): {tmp_path}/file/delta cannot be written to",
-        "sink 3 (redis_streams): stream 'text' is a string in Redis",
+        "sink 1 (parquet): partition_by: unknown column 'day'",
+        f"sink 1 (parquet): cannot write to {tmp_path}/file/table",
+        f"sink 2 (delta): cannot write to {tmp_path}/file/delta",
+        "sink 3 (redis_streams): key 'text' in Redis is a string",
         "sink 4 (away): ",
-        "sink 5 (gone): PostgreSQL cannot be used",
+        "sink 5 (gone): cannot use PostgreSQL",
         "sink 6 (missing): table 'missing' does not exist",
-        "sink 7 (narrow): key: there is no column 'k'",
+        "sink 7 (narrow): key: unknown column 'k'",
         "sink 7 (narrow): table 'narrow' has no column 'n'",
         "sink 7 (narrow): table 'narrow' has no column 'raw'",
-        "sink 8 (folders): partition_by: no folders can be named after 'raw', which is binary",
+        "sink 8 (folders): partition_by: folders cannot be named after 'raw', which is binary",
         "sink 8 (folders): partition_by names 'raw' twice",
-        f"sink 9 (long): {tmp_path}/{'a' * 300} cannot be written to: File name too long",
-        "sink 10 (superuser): /proc/penstock cannot be written to: ",
+        f"sink 9 (long): cannot write to {tmp_path}/{'a' * 300}: File name too long",
+        "sink 10 (superuser): cannot write to /proc/penstock: ",
     ]
     assert len(found) == len(starts)
     assert all(problem.startswith(start) for problem, start in zip(found, starts, strict=True)), found
@@ -177,26 +180,26 @@ def test_every_catalogue_database_and_back_end_that_cannot_work_is_told(
     )
     found = problems(pipeline_of(Sql("SELECT n, timestamp AS at FROM input"), sinks=sinks))
     starts = [
-        "sink 1 (no jar): library = 'spark' needs Delta Lake in the session",
-        "sink 2 (iceberg): partition_by: there is no column 'day'",
-        f"sink 2 (iceberg): file://{tmp_path}/file/x cannot be written to",
-        "sink 3 (unreachable): the catalogue cannot be used: ConnectionError",
-        "sink 4 (unknown): the catalogue cannot be used: ValueError: 'nosuch'",
-        "sink 6 (no driver): the database cannot be used: there is no JDBC driver for this url in the session",
-        "sink 7 (no class): the database cannot be used: there is no JDBC driver for this url in the session",
-        "sink 8 (jdbc): key: there is no column 'k'",
+        "sink 1 (no jar): library = 'spark' needs Delta Lake in the Spark session",
+        "sink 2 (iceberg): partition_by: unknown column 'day'",
+        f"sink 2 (iceberg): cannot write to file://{tmp_path}/file/x",
+        "sink 3 (unreachable): cannot use the catalogue: ConnectionError",
+        "sink 4 (unknown): cannot use the catalogue: ValueError: 'nosuch'",
+        "sink 6 (no driver): cannot use the database: the Spark session has no JDBC driver for this url",
+        "sink 7 (no class): cannot use the database: the Spark session has no JDBC driver for this url",
+        "sink 8 (jdbc): key: unknown column 'k'",
         "sink 8 (jdbc): table 't' does not exist",
         "sink 9 (narrow): table 'sysibm.sysdummy1' has no column 'n'",
         "sink 9 (narrow): table 'sysibm.sysdummy1' has no column 'at'",
-        "sink 11 (results): id: there is no column 'k'",
-        "sink 11 (results): columns: there is no column 'm'",
-        f"sink 11 (results): {tmp_path}/file/results cannot be written to",
+        "sink 11 (results): id: unknown column 'k'",
+        "sink 11 (results): columns: unknown column 'm'",
+        f"sink 11 (results): cannot write to {tmp_path}/file/results",
         "sink 12 (options): id: column 'at' is timestamp",
-        "sink 12 (options): finished_at: column 'n' is no timestamp",
-        "sink 12 (options): the result back-end cannot be used: ",
-        "sink 13 (plug-in): the result back-end cannot be used: there is no result back-end 'nosuch'",
-        "sink 14 (pg): the result back-end cannot be used: connection failed",
-        "sink 16 (no iceberg): the session does not know Iceberg, or no catalogue 'lake' of it",
+        "sink 12 (options): finished_at: column 'n' is not a timestamp",
+        "sink 12 (options): cannot use the result back-end: ",
+        "sink 13 (plug-in): cannot use the result back-end: unknown result back-end 'nosuch'",
+        "sink 14 (pg): cannot use the result back-end: connection failed",
+        "sink 16 (no iceberg): the Spark session has no Iceberg, or no catalogue 'lake'",
     ]
     assert [problem[: len(start)] for problem, start in zip(found, starts, strict=False)] == starts
     assert len(found) == len(starts)
@@ -208,10 +211,10 @@ def test_rows_that_no_file_can_hold_are_told_once(
     sinks = (Parquet("/nowhere/table"), Delta("/nowhere/delta"))
     query = Sql("SELECT n, stream AS N, array() AS e, struct() AS s, timestamp - timestamp AS i FROM input")
     assert problems(pipeline_of(query, sinks=sinks)) == (
-        "the rows for the sinks: there are two columns 'N', for capitals do not count: rename one",
-        "the rows for the sinks: column 'e' is array<void>, which Parquet cannot hold: cast it",
-        "the rows for the sinks: column 's' is struct<>, which is empty, and Parquet cannot hold it: leave it out",
-        "the rows for the sinks: column 'i' is interval day to second, which Parquet cannot hold: cast it",
+        "the rows for the sinks: two columns are named 'N' (case is ignored): rename one",
+        "the rows for the sinks: column 'e' is array<void>, which Parquet cannot store: cast it",
+        "the rows for the sinks: column 's' is struct<>, which is empty, and Parquet cannot store it: drop it",
+        "the rows for the sinks: column 'i' is interval day to second, which Parquet cannot store: cast it",
     )
 
 
@@ -225,9 +228,9 @@ def test_a_place_that_cannot_be_reached_is_told(
     )
     found = problems(pipeline_of(sinks=sinks, checkpoint="s4://bucket/checkpoint"))
     starts = [
-        "checkpoint: s4://bucket/checkpoint cannot be reached: org.apache.hadoop.fs.UnsupportedFileSystemException: ",
-        "sink 1 (parquet): s4://bucket/table cannot be reached: org.apache.hadoop.fs.UnsupportedFileSystemException: ",
-        "sink 2 (delta): hdfs://nowhere.invalid:9000/table cannot be reached: ",
+        "checkpoint: cannot reach s4://bucket/checkpoint: org.apache.hadoop.fs.UnsupportedFileSystemException: ",
+        "sink 1 (parquet): cannot reach s4://bucket/table: org.apache.hadoop.fs.UnsupportedFileSystemException: ",
+        "sink 2 (delta): cannot reach hdfs://nowhere.invalid:9000/table: ",
     ]
     assert len(found) == len(starts)
     assert all(problem.startswith(start) for problem, start in zip(found, starts, strict=True)), found
@@ -239,7 +242,10 @@ def test_a_delta_table_with_other_columns_is_told_in_plain_words(
     path = str(tmp_path / "delta")
     DeltaTable.create(path, schema=Schema.from_arrow(pa.schema([("n", pa.string())])))
     (problem,) = problems(pipeline_of(Sql("SELECT n FROM input"), sinks=Delta(path)))
-    assert problem == f"sink 1 (delta): the table at {path} has other columns: 'n' is long here and string there"
+    assert (
+        problem
+        == f"sink 1 (delta): the table at {path} has different columns: 'n' is long in the rows and string in the table"
+    )
 
 
 def test_a_table_of_postgres_that_does_not_fit_is_told(
@@ -260,15 +266,15 @@ def test_a_table_of_postgres_that_does_not_fit_is_told(
         Postgres(conninfo.make_conninfo(postgres.dsn, user="reader", password=""), "k", name="reader"),
     )
     assert problems(pipeline_of(steps, sinks=sinks)) == (
-        "sink 1 (t): table 't': column 'n' is bigint here and date there: cast it in a step",
-        "sink 1 (t): table 't': column 'kind' is string here and integer there: cast it in a step",
-        "sink 1 (t): table 't': column 'tags' is array<string> here and text[] there: cast it in a step",
-        "sink 1 (t): table 't': column 'raw' is binary here and jsonb there: cast it in a step",
-        "sink 1 (t): table 't': column 'must' must not be null and has no default, but the rows lack it",
+        "sink 1 (t): table 't': column 'n' is bigint in the rows and date in the table: cast it in a step",
+        "sink 1 (t): table 't': column 'kind' is string in the rows and integer in the table: cast it in a step",
+        "sink 1 (t): table 't': column 'tags' is array<string> in the rows and text[] in the table: cast it in a step",
+        "sink 1 (t): table 't': column 'raw' is binary in the rows and jsonb in the table: cast it in a step",
+        "sink 1 (t): table 't': column 'must' must not be null and has no default, but the rows do not have it",
         "sink 1 (t): key: table 't' has no unique index on (n): CREATE UNIQUE INDEX ON t (n)",
-        "sink 3 (schema): there is no schema 'shop': create it",
-        "sink 4 (reader): the user may create no table in the schema 'public', where batches are staged and noted: GRANT CREATE",
-        'sink 4 (reader): the user may not write to the table "k": GRANT INSERT',
+        "sink 3 (schema): schema 'shop' does not exist: create it",
+        "sink 4 (reader): the user may not create tables in schema 'public', where batches are staged and recorded: GRANT CREATE",
+        'sink 4 (reader): the user may not write to table "k": GRANT INSERT',
     )
 
 
@@ -286,12 +292,12 @@ def test_a_table_behind_jdbc_that_does_not_fit_is_told(
         connection.commit()
     steps = Sql("SELECT n, stream AS kind, array(stream) AS tags, data AS raw, timestamp AS moment FROM input")
     assert problems(pipeline_of(steps, sinks=(Jdbc(derby, "t"), Jdbc(derby, "k", name="well")))) == (
-        "sink 1 (jdbc): table 't': column 'n' is bigint here and DATE there: cast it in a step",
-        "sink 1 (jdbc): table 't': column 'kind' is string here and DECIMAL(9,2) there: cast it in a step",
-        "sink 1 (jdbc): table 't': column 'tags' is array<string> here and INTEGER there: cast it in a step",
-        "sink 1 (jdbc): table 't': column 'raw' is binary here and VARCHAR(9) there: cast it in a step",
-        "sink 1 (jdbc): table 't': column 'moment' is timestamp here and BOOLEAN there: cast it in a step",
-        "sink 1 (jdbc): table 't': column 'MUST' must not be null and has no default, but the rows lack it",
+        "sink 1 (jdbc): table 't': column 'n' is bigint in the rows and DATE in the table: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'kind' is string in the rows and DECIMAL(9,2) in the table: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'tags' is array<string> in the rows and INTEGER in the table: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'raw' is binary in the rows and VARCHAR(9) in the table: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'moment' is timestamp in the rows and BOOLEAN in the table: cast it in a step",
+        "sink 1 (jdbc): table 't': column 'MUST' must not be null and has no default, but the rows do not have it",
     )
 
 
@@ -305,8 +311,8 @@ def test_a_parquet_table_with_other_columns_is_told(
     fitting = "array(named_struct('a', n)) AS s, to_date(timestamp) AS day"
     pipeline_of(Sql(f"SELECT n, {fitting} FROM input"), sinks=sink).validate(spark)
     other = Sql(f"SELECT string(n) AS n, 1 AS more, {fitting} FROM input")
-    start = f"sink 1 (parquet): the table at {path} has other columns: "
+    start = f"sink 1 (parquet): the table at {path} has different columns: "
     assert problems(pipeline_of(other, sinks=sink)) == (
-        f"{start}'n' is string here and bigint there: write to another path",
-        f"{start}'more' is int here and missing there: write to another path",
+        f"{start}'n' is string in the rows and bigint in the table: write to another path",
+        f"{start}'more' is int in the rows and missing in the table: write to another path",
     )

@@ -34,7 +34,7 @@ def test_an_empty_stream_has_a_page_too_and_an_old_page_is_replaced(
     assert result.stdout == f"{out}: 0 messages, 0 dead letters\n"
     page = Page(out.read_text())
     assert page.tiles["Messages"] == "0"
-    assert "Stream orders is empty now: 1 entries were trimmed or deleted" in page.text
+    assert "Stream orders is now empty: 1 entries were trimmed or deleted" in page.text
     assert list(tmp_path.iterdir()) == [out]
 
 
@@ -63,14 +63,14 @@ def orders() -> Stream:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--stream", "nobody"), "there is no stream 'nobody'"),
-        (("--stream", "jobs.tasks"), "there is no stream 'jobs.tasks'"),
+        (("--stream", "nobody"), "stream 'nobody' does not exist"),
+        (("--stream", "jobs.tasks"), "stream 'jobs.tasks' does not exist"),
         (("--stream", " "), "--stream"),
         (("--stream", "orders", "--since", "2199-01-01"), "is in the future"),
         (("--stream", "orders", "--since", "1h", "--until", "2h"), "must be before --until"),
         (("--stream", "orders", "--output", "{place}"), "is a folder"),
-        (("--stream", "orders", "--output", "{place}/none/page.html"), "there is no folder"),
-        (("--stream", "orders", "--output", "/dev/null/page.html"), "there is no folder"),
+        (("--stream", "orders", "--output", "{place}/none/page.html"), "/none does not exist"),
+        (("--stream", "orders", "--output", "/dev/null/page.html"), "folder /dev/null does not exist"),
         (("--stream", "nobody", "--archive", "{place}"), "there is no archive"),
         (("--stream", "orders", "--archive", "{place}"), "there is no archive"),
         (("--stream", "orders", "--output", "/proc/page.html"), "--output /proc/page.html cannot be written"),
@@ -86,9 +86,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     stream_redis.xadd("orders", {"data": "1"})
     monkeypatch.chdir(tmp_path)
     result = call(stream_server, *(word.format(place=tmp_path) for word in words))
-    assert result.exit_code == (3 if why.startswith(("there is no stream", "there is no archive")) else 2), (
-        result.output
-    )
+    assert result.exit_code == (3 if why.startswith(("stream '", "there is no archive")) else 2), result.output
     [line] = result.stderr.strip().splitlines()
     assert line.startswith("penstock: ")
     assert why in line

@@ -117,7 +117,7 @@ def figures(**more: object) -> Figures:
 def test_a_page_of_one_moment_says_where_its_plots_are_and_escapes_what_cannot_be_seen() -> None:
     page = Page(render(figures(), TARGET, DAY, NOON_MS))
     assert page.bars == [36.0]
-    assert "nothing happened in the rest of the time" in page.text
+    assert "there were no messages in the rest of the period" in page.text
     assert page.tiles["Failure rate"] == "0 % 0 of 3"
     assert page.row(r"a\x1b[1m")[1] == "3"
     assert "Lag now" not in page.tiles

@@ -247,7 +247,7 @@ def test_an_archive_and_redis_behind_it_are_one_stream(
     assert figures.coverage is not None
     assert [(day.date, day.rows) for day in figures.coverage.days] == [("2023-11-15", 50)]
     page = Page(render(figures, target, window, window.high))
-    assert "The end-to-end latency of acknowledged messages is not known" in page.text
+    assert "The end-to-end latency of acknowledged messages is unknown" in page.text
     assert page.row("2023-11-15")[1] == "50"
     with pytest.raises(ConfigurationError, match="there is no archive"):
         Target("elsewhere", {"url": stream_server.url}, tmp_path / "warm").states()

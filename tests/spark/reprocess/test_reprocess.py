@@ -67,9 +67,9 @@ def test_killed_and_run_again_each_message_has_one_result(
 
     again = call(*words)
     assert again.exit_code == 0, again.output
-    assert "done 45, failed 5; 20 of them had a result before" in again.stdout
+    assert "done 45, failed 5; 20 of them already had a result" in again.stdout
     assert "failed 5: ValueError: order <n> has no price" in again.stdout
-    assert "2 failed in an earlier run; --name begins a new round" in again.stdout
+    assert "2 failed in an earlier run; use --name to start a new round" in again.stdout
     assert numbers(tmp_path / "results") == dict.fromkeys(range(20, 70), 1)
     assert min(map(int, (tmp_path / "journal").read_text().split())) == GATE
 
@@ -88,6 +88,7 @@ def numbers(root: Path) -> Counter[int]:
     return Counter([*good, *(int(result.error.split()[2]) for result in found if result.status == "error")])
 
 
+@pytest.mark.rotates
 def test_nothing_of_a_damaged_archive_is_handled(spark: SparkSession, cold: Path, tmp_path: Path) -> None:
     [file] = cold.glob("stream=*/day=*/*")
     flip_a_bit_of_the_payload(file)
@@ -118,7 +119,7 @@ def test_dead_letters_of_one_reason_are_handled_and_those_that_are_done_purged(
     assert result.exit_code == 0, result.output
     assert (tmp_path / "killed").exists()
     assert "22 messages" in result.stderr
-    assert "done 19, failed 3; 1 of them had a result before" in result.stdout
+    assert "done 19, failed 3; 1 of them already had a result" in result.stdout
     assert "failed 2: ValueError: order <n> has no price" in result.stdout
     assert "failed 1: DecodeError" in result.stdout
     assert "purged 19 dead letters" in result.stdout
@@ -129,9 +130,10 @@ def test_dead_letters_of_one_reason_are_handled_and_those_that_are_done_purged(
     assert {result.kind for result in found.values()} == {"pay"}
     left = Counter(fields[b"dlq_reason"] for _, fields in stream_redis.xrange("orders_dlq"))
     assert left == {b"expired": 10, b"fatal": 3}
-    assert "done 0, failed 3; 0 of them had a result before" in call(*words).stdout
+    assert "done 0, failed 3; 0 of them already had a result" in call(*words).stdout
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("kept", ["dead letters", "an archive"])
 def test_a_handler_that_hangs_costs_its_messages_and_not_the_others(
     kept: str, spark: SparkSession, cold: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
@@ -148,47 +150,51 @@ def test_a_handler_that_hangs_costs_its_messages_and_not_the_others(
     result = call(*words)
     assert result.exit_code == 0, result.output
     assert "done 6, failed 2" in result.stdout
-    assert "HandlerTimeout: the handler ran longer than <n>" in result.stdout
+    assert "HandlerTimeout: handler exceeded its timeout of <n>" in result.stdout
     assert not [key for key in stream_redis.keys("*") if stream_redis.ttl(key) < 0 and key != b"orders_dlq"]
     with FSBackend(tmp_path / "results") as backend:
         found = Counter(str(result.status) for result in backend.iter())
     assert found == ({"ok": 6, "error": 2} if kept == "an archive" else {"ok": 6})
 
 
+@pytest.mark.rotates
 def test_a_handler_that_answers_nonsense_ends_the_run_with_one_line(
     spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
     dead_letter(stream_redis, 1, "fatal", tmp_path)
     words = ("--stream", "orders", "--dead-letters", "--url", stream_server.url, "--results", tmp_path / "results")
     result = call(*words, "--handler", f"{HANDLERS}:talkative")
-    assert "must return a list of ids, or a mapping of ids to results, not str" in result.stderr
+    assert "must return a list of message ids, or a mapping of ids to results, not str" in result.stderr
     assert stream_redis.xlen("orders_dlq") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((), "one of --archive PATH and --dead-letters"),
-        (("--archive", "{cold}", "--dead-letters"), "one of --archive PATH and --dead-letters"),
+        ((), "choose one source: --archive PATH or --dead-letters"),
+        (("--archive", "{cold}", "--dead-letters"), "choose one source: --archive PATH or --dead-letters"),
         (("--archive", "{cold}/none"), "there is no archive"),
-        (("--archive", "{cold}", "--stream", "nobody"), "there is no stream 'nobody'"),
+        (("--archive", "{cold}", "--stream", "nobody"), "the archive has no stream 'nobody'"),
         (("--archive", "{cold}", "--since", "5", "--until", "4"), "must be before"),
-        (("--archive", "{cold}", "--reason", "fatal"), "--reason is for --dead-letters"),
-        (("--archive", "{cold}", "--purge"), "--purge deletes dead letters"),
+        (("--archive", "{cold}", "--reason", "fatal"), "--reason applies only to --dead-letters"),
+        (("--archive", "{cold}", "--purge"), "--purge applies only to --dead-letters"),
         (("--archive", "{cold}", "--payload", "xml"), "--payload 'xml'"),
         (("--archive", "{cold}", "--name", "a b"), "--name"),
         (("--archive", "{cold}", "--master", "lokal"), "--master 'lokal' must be local[4]"),
-        (("--archive", "{cold}", "--master", "sc://127.0.0.1:1"), "no Spark Connect server can be reached"),
-        (("--archive", "{cold}", "--timeout", "0s"), "--timeout='0.0s' must be more than nothing"),
+        (("--archive", "{cold}", "--master", "sc://127.0.0.1:1"), "cannot reach a Spark Connect server"),
+        (("--archive", "{cold}", "--timeout", "0s"), "--timeout='0.0s' must be positive"),
         (("--archive", "{cold}", "--results", "mongo"), "mongo"),
-        (("--archive", "{cold}", "--results", "/dev/null/here"), "--results /dev/null/here: /dev/null is no directory"),
-        (("--archive", "{cold}", "--results", "/proc/none/here"), "nothing can be written in /proc"),
+        (
+            ("--archive", "{cold}", "--results", "/dev/null/here"),
+            "--results /dev/null/here: /dev/null is not a directory",
+        ),
+        (("--archive", "{cold}", "--results", "/proc/none/here"), "cannot write to /proc"),
         (("--archive", "{cold}", "--handler", "nothing"), "package.module:function"),
         (("--archive", "{cold}", "--handler", "no.such.module:f"), "cannot be imported here"),
-        (("--archive", "{cold}", "--handler", f"{HANDLERS}:NOT_A_FUNCTION"), "is no function"),
-        (("--dead-letters", "--url", "{url}"), "there are no dead letters of stream 'orders'"),
-        (("--dead-letters", "--url", "{url}", "--reason", "fattal"), "--reason 'fattal' is none"),
-        (("--dead-letters", "--url", "{url}", "--since", "1"), "--since and --until are for --archive"),
+        (("--archive", "{cold}", "--handler", f"{HANDLERS}:NOT_A_FUNCTION"), "not a function"),
+        (("--dead-letters", "--url", "{url}"), "stream 'orders' has no dead letters"),
+        (("--dead-letters", "--url", "{url}", "--reason", "fattal"), "--reason 'fattal' is not a reason"),
+        (("--dead-letters", "--url", "{url}", "--since", "1"), "--since and --until apply only to --archive"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
@@ -201,7 +207,9 @@ def test_bad_input_is_one_line_and_writes_nothing(
     for name, value in (("--stream", "orders"), ("--handler", f"{HANDLERS}:doubled")):
         given = given if name in given else [*given, name, value]
     result = call(*given)
-    assert result.exit_code == (3 if why.startswith("there ") else 2), result.output
+    assert result.exit_code == (
+        3 if why.startswith(("there is no", "the archive has no", "stream 'orders' has no")) else 2
+    ), result.output
     [line] = result.stderr.strip().splitlines()
     assert line.startswith("penstock: ")
     assert why in line
@@ -214,7 +222,7 @@ def test_a_condition_that_cannot_be_is_one_line_and_code_2(spark: SparkSession, 
     for condition, why in (
         ("customer = 'x'", "`customer`"),
         ("cast(id as int) > 1", "cannot be cast"),
-        ("uuid() > 'a'", "other messages each time"),
+        ("uuid() > 'a'", "different messages each time"),
     ):
         result = call(*words, "--where", condition)
         assert result.exit_code == 2, result.output

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
 
 from penstock.errors import ConfigurationError
-from penstock.spark.results.filter import ResultFilter
-from penstock.spark.results.options import ResultsOptions
-from penstock.spark.results.scans import share_out
+from penstock.spark.results.scans import ResultFilter, share_out
+from penstock.spark.results.source import ResultsOptions
 from penstock.task import Result
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -62,14 +61,14 @@ def test_filters_on_kind_status_and_time_say_what_is_read() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, "exactly one of them"),
-        ({"backend": "fs", "config": "penstock.toml"}, "exactly one of them"),
+        ({}, "set exactly one of"),
+        ({"backend": "fs", "config": "penstock.toml"}, "set exactly one of"),
         ({"backend": "mongo"}, "must be one of fs, postgres, s3, redis"),
         ({"backend": "fs"}, "option root is missing"),
         ({"backend": "fs", "root": "/tmp", "rot": "1"}, "unknown option 'rot' of format penstock_results; did you"),
         ({"backend": "fs", "root": "/tmp", "minPartitions": "0"}, "minPartitions"),
         ({"backend": "fs", "root": "/tmp", "kind": " \n"}, "option kind"),
-        ({"backend": "postgres", "url": "host=h port=swordfish"}, "no connection string"),
+        ({"backend": "postgres", "url": "host=h port=swordfish"}, "not a PostgreSQL connection string"),
         ({"backend": "s3", "url": "bucket"}, "s3://bucket/prefix"),
         ({"backend": "redis"}, "option url is missing"),
     ],

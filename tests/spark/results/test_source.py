@@ -16,9 +16,8 @@ import redis
 
 from penstock.errors import ConfigurationError
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.results.filter import ResultFilter
-from penstock.spark.results.options import ResultsOptions
-from penstock.spark.results.scans import FSResultScan, PartitionSizes
+from penstock.spark.results.scans import FSResultScan, PartitionSizes, ResultFilter
+from penstock.spark.results.source import ResultsOptions
 from penstock.sync.results import FSBackend, PostgresBackend, S3Backend
 from penstock.sync.tasks import RedisTaskQueue
 from penstock.task import Result, encode
@@ -183,12 +182,12 @@ def test_several_results_of_one_entry_are_read_and_those_of_tasks_that_were_put_
 def test_a_place_without_results_is_told_and_nothing_is_created_there(postgres: PostgresServer, tmp_path: Path) -> None:
     for options, why in (
         ({"backend": "fs", "root": str(tmp_path / "none")}, "there are no results at"),
-        ({"backend": "postgres", "url": postgres.dsn}, "no table penstock_results"),
+        ({"backend": "postgres", "url": postgres.dsn}, "the table penstock_results does not exist"),
     ):
         with pytest.raises(ConfigurationError, match=why):
             ResultsOptions.parse(options).scan.plan(ResultFilter(), PartitionSizes())
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ConfigurationError, match="no table penstock_results"):
+    with pytest.raises(ConfigurationError, match="the table penstock_results does not exist"):
         ResultsOptions.parse({"backend": "postgres", "url": postgres.dsn}).scan.plan(
             ResultFilter(), PartitionSizes(min_parts=4)
         )

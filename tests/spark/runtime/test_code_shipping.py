@@ -14,12 +14,12 @@ import pytest
 from pyspark import cloudpickle
 
 from penstock.settings import ResultBackendSettings
+from penstock.spark.archive.file_writer import ArchiveTask
 from penstock.spark.archive.run import Copying
-from penstock.spark.archive.task import ArchiveTask
 from penstock.spark.lake.files import Location
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig
 from penstock.spark.pipeline.handling import HandlerTask
-from penstock.spark.pipeline.intake import Intake
+from penstock.spark.pipeline.plan import Intake
 from penstock.spark.pipeline.sink_options import Results
 from penstock.spark.pipeline.sinks.results import SaveTask
 from penstock.spark.pipeline.steps import Handler
@@ -62,7 +62,7 @@ task = pickle.loads(sys.stdin.buffer.read())
 import penstock
 from penstock.model import StreamMessage
 from penstock.spark.pipeline.steps import imported
-from penstock.spark.pipeline.handling import Caller
+from penstock.spark.pipeline.caller import Caller
 caller = Caller(imported("handler", task.step.handler), 3, has_output=False)
 failed = caller.handle([StreamMessage(id="1-0", data=1, attempts=1, delivery_count=1)]).failed["1-0"]
 import shop.prices
@@ -127,7 +127,7 @@ def test_a_directory_of_somebody_else_is_refused(run: Callable[..., bytes], tmp_
     run(_PLAN, pickled)
     (home,) = tmp_path.glob("penstock-*")
     os.chown(home, 12345, -1)
-    with pytest.raises(AssertionError, match=r"PermissionError: .* belongs to somebody else"):
+    with pytest.raises(AssertionError, match=r"PermissionError: .* belongs to another user"):
         run(_PLAN, pickled)
 
 

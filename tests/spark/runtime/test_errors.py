@@ -47,7 +47,7 @@ def test_a_server_that_does_not_answer_is_named_whatever_grpc_shows_of_it() -> N
 \tdetails = "connection refused"
 \tdebug_error_string = "x"
 >"""
-    assert one_line(told) == "the Spark Connect server does not answer (connection refused)"
+    assert one_line(told) == "the Spark Connect server does not respond (connection refused)"
     assert is_server_gone(told)
     assert not is_server_gone(LONG)
 

@@ -20,6 +20,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
 
 
+@pytest.mark.slow
 def test_the_class_archive_is_used_once_it_has_been_made(java: Path) -> None:
     assert "SharedArchiveFile" not in java_options()
 

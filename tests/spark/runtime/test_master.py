@@ -42,7 +42,7 @@ def in_a_process_of_its_own(*args: str) -> subprocess.CompletedProcess[str]:
 def test_yarn_without_settings_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = in_a_process_of_its_own("-c", "from penstock.spark import session; session(master='yarn')")
     assert done.returncode == 1
-    assert "ConfigurationError: master yarn: HADOOP_CONF_DIR does not say where the cluster is" in done.stderr
+    assert "ConfigurationError: master yarn: HADOOP_CONF_DIR does not point to the cluster configuration" in done.stderr
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     (tmp_path / "spark-env.sh").write_text("export HADOOP_CONF_DIR=/etc/hadoop")
     check_yarn({})  # Spark's own script says it
@@ -57,9 +57,9 @@ def test_a_resource_manager_that_is_away_is_told_before_java_starts(write: Write
     )
     done = in_a_process_of_its_own("-m", "penstock", "pipeline", "run", str(file), "--master", "yarn")
     assert done.returncode == 2
-    assert done.stderr.startswith("starting Spark on yarn ... (until the cluster gives it room)\n")
+    assert done.stderr.startswith("starting Spark on yarn ... (waiting for the cluster to allocate resources)\n")
     [line] = done.stderr.splitlines()[1:]
-    assert line.startswith("penstock: master yarn: the ResourceManager cannot be reached at 127.0.0.1:1 (")
+    assert line.startswith("penstock: master yarn: cannot reach the ResourceManager at 127.0.0.1:1 (")
     with socket.create_server(("127.0.0.1", 0)) as manager:
         write("yarn-site.xml", **{"yarn.resourcemanager.address": f"127.0.0.1:{manager.getsockname()[1]}"})
         check_yarn({})

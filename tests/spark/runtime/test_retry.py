@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import ConnectionLost, GroupLost, PermissionDenied, ServerBusy, TransientError
 from penstock.redis.translate import Redirected
-from penstock.spark.runtime.retry import retry
+from penstock.spark.runtime.link import retry
 
 
 def _failing(errors: list[Exception]) -> str:

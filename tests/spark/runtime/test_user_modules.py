@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.runtime.user_modules import packed, place_of
+from penstock.spark.runtime.code_shipping import packed_module, place_of
 
 
 def test_a_module_that_lies_beside_the_definition_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,11 +26,11 @@ def test_a_module_that_lies_beside_the_definition_is_sent(tmp_path: Path, monkey
     for name, files in expected.items():
         place = place_of(name)
         assert place is not None
-        archive = packed(name, place)
+        archive = packed_module(name, place)
         assert zipfile.ZipFile(archive).namelist() == files
-        assert packed(name, place) == archive
+        assert packed_module(name, place) == archive
     script = "from shop_of_mine import score; from trade.inner.prices import price; print(score(), price())"
-    path = ":".join(str(packed(name, place_of(name) or Path())) for name in ("shop_of_mine", "trade"))
+    path = ":".join(str(packed_module(name, place_of(name) or Path())) for name in ("shop_of_mine", "trade"))
     done = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": path}, capture_output=True, check=True)
     assert done.stdout == b"1 2\n"
 
@@ -38,9 +38,9 @@ def test_a_module_that_lies_beside_the_definition_is_sent(tmp_path: Path, monkey
 def test_an_edited_module_goes_under_another_name(tmp_path: Path) -> None:
     file = tmp_path / "shop.py"
     file.write_text("one = 1\n")
-    first = packed("shop", file)
+    first = packed_module("shop", file)
     file.write_text("two = 2\n")
-    assert packed("shop", file) != first
+    assert packed_module("shop", file) != first
 
 
 @pytest.mark.parametrize("name", ["json", "redis", "pyarrow", "penstock", "no_such_module", "__main__"])

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from penstock import envelope
 from penstock.errors import EncodeError, PayloadTooLarge
-from penstock.spark.sink.chunks import WaitingRows
 from penstock.spark.sink.entries import Packed, Packer, commands, counted
 from penstock.spark.sink.options import Columns
+from penstock.spark.sink.protocol import WaitingRows
 
 NONE = Columns(None, None, None, None, None, None, ())
 MAP = pa.map_(pa.string(), pa.binary())
@@ -152,13 +152,17 @@ def test_a_row_becomes_a_msgpack_object() -> None:
         ),
         ({"data": "data", "key": "key"}, {"data": ["a"], "key": [""]}, "column 'key' is empty"),
         ({"data": "data", "key": "key"}, {"data": ["a"], "key": ["k" * 513]}, "more than 512 characters"),
-        ({"data": "data", "stream": "stream"}, {"data": ["a"], "stream": pa.array([None], pa.string())}, "no stream"),
+        (
+            {"data": "data", "stream": "stream"},
+            {"data": ["a"], "stream": pa.array([None], pa.string())},
+            "needs a stream",
+        ),
         ({"fields": "fields"}, {"fields": pa.array([[]], MAP)}, "row 1 .* 'fields' is empty"),
-        ({"fields": "fields"}, {"fields": pa.array([[("a", None)]], MAP)}, "null among its values"),
+        ({"fields": "fields"}, {"fields": pa.array([[("a", None)]], MAP)}, "contains a null value"),
         (
             {"data": "data", "headers": "headers"},
             {"data": ["a"], "headers": pa.array([[("a", None)]], TEXT_MAP)},
-            "'headers' has a null",
+            "'headers' contains a null",
         ),
     ],
 )
@@ -168,7 +172,9 @@ def test_a_row_that_cannot_be_written_is_named(columns: Any, values: Any, says: 
 
 
 def test_an_oversized_payload_is_named_without_being_shown() -> None:
-    with pytest.raises(PayloadTooLarge, match=r"row 2 .*'data' has 1,001 bytes, more than the 1,000") as caught:
+    with pytest.raises(
+        PayloadTooLarge, match=r"row 2 .*'data' has 1,001 bytes, more than maxPayloadBytes=1,000"
+    ) as caught:
         entries(packer(data="data"), data=["a", "secret" + "x" * 995])
     assert "secret" not in str(caught.value)
 
@@ -182,7 +188,7 @@ def test_rows_are_counted_over_the_batches_of_the_partition() -> None:
 
 def test_a_value_that_json_cannot_hold_is_named() -> None:
     columns = {"a": [1, 2], "m": pa.array([[(1, 1)], [(1, 2), (1, 3)]], pa.map_(pa.int64(), pa.int64()))}
-    with pytest.raises(EncodeError, match="row 2 of the partition: column 'm' has a key twice"):
+    with pytest.raises(EncodeError, match="row 2 of the partition: column 'm' has a duplicate key"):
         entries(packer("json", payload=("a", "m")), **columns)
 
 

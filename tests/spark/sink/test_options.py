@@ -20,8 +20,8 @@ from pyspark.sql.types import (
 
 from penstock.errors import ConfigurationError
 from penstock.spark.runtime.option_values import Options
-from penstock.spark.sink import make_writer
 from penstock.spark.sink.options import SinkOptions
+from penstock.spark.sink.writer import checked_options
 
 URL = "redis://localhost:6379"
 TYPES: dict[str, DataType] = {
@@ -86,7 +86,7 @@ def test_a_batch_write_without_a_name_is_at_least_once_and_cannot_be_more() -> N
         ({"stream": "{a"}, "braces"),
         ({"semantics": "maybe"}, "exactly-once, at-least-once"),
         ({"writeId": "w"}, "checkpoint"),
-        ({"batchId": 3}, "give writeId"),
+        ({"batchId": 3}, "needs writeId"),
         ({"onFull": "block"}, "maxLen"),
         ({"maxLen": 0}, "at least 1"),
         ({"blockTimeout": "soon"}, "must be a duration"),
@@ -101,8 +101,8 @@ def test_options_that_make_no_sense_are_refused(given: dict[str, Any], says: str
 
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_a_stream_cannot_be_overwritten(is_streaming: Any) -> None:
-    with pytest.raises(ConfigurationError, match="append only"):
-        make_writer({"url": URL, "stream": "s"}, parsed("data binary"), True, is_streaming)
+    with pytest.raises(ConfigurationError, match="append-only"):
+        checked_options({"url": URL, "stream": "s"}, parsed("data binary"), overwrite=True, is_streaming=is_streaming)
 
 
 # --- columns --------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def test_the_stream_may_be_a_column() -> None:
     ("schema", "given", "says"),
     [
         ("data int", {}, "'data' is int; it must be binary or string"),
-        ("data binary, user string", {}, "'user' has no place beside 'data'"),
+        ("data binary, user string", {}, "'user' cannot be written next to 'data'"),
         ("data binary, value binary", {}, "data and value mean the same"),
         ("stream string, topic string, data binary", {"stream": None}, "stream and topic mean the same"),
         ("data binary, key int", {}, "'key' is int; it must be string"),

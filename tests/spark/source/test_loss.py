@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.spark.source.catalogue import StreamState
-from penstock.spark.source.loss import find_gap
+from penstock.spark.source.catalogue import StreamState, find_gap
 from penstock.spark.source.offsets import Position
 
 

@@ -81,11 +81,11 @@ def test_patterns() -> None:
     ("options", "words"),
     [
         ({"streams": "a"}, "option url is missing"),
-        ({"url": URL}, "say which streams"),
+        ({"url": URL}, "name the streams"),
         ({"url": URL, "streams": "a", "subscribePattern": "b"}, "exactly one"),
         ({"url": URL, "streams": " , "}, "option streams must not be empty"),
         ({"url": URL, "streams": "a", "subscribe": "b"}, "streams and subscribe mean the same"),
-        ({"url": URL, "subscribePattern": "("}, "no regular expression"),
+        ({"url": URL, "subscribePattern": "("}, "not a regular expression"),
         ({"url": "http://x", "streams": "a"}, "redis"),
         ({"url": "embedded://", "streams": "a"}, "embedded"),
         ({"url": URL, "streams": "a", "maxRowsPerTriger": "5"}, "did you mean maxRowsPerTrigger"),
@@ -95,16 +95,19 @@ def test_patterns() -> None:
         ({"url": URL, "streams": "a", "columns": "mine"}, "must be one of redis, kafka"),
         (
             {"url": URL, "streams": "a", "columns": "kafka", "view": "dead_letters"},
-            "leave it out with view=dead_letters",
+            "remove it with view=dead_letters",
         ),
         ({"url": URL, "streams": "a", "startingOffsets": "yesterday"}, "earliest, latest, group or an id"),
-        ({"url": URL, "streams": "a", "startingOffsets": "{"}, "no JSON"),
+        ({"url": URL, "streams": "a", "startingOffsets": "{"}, "not valid JSON"),
         ({"url": URL, "streams": "a", "startingOffsets": "latest", "startingTimestamp": "5"}, "not both"),
         ({"url": URL, "streams": "a", "startingTimestamp": "soon"}, "milliseconds since 1970"),
         ({"url": URL, "streams": "a", "startingOffsets": "group"}, "option group"),
         ({"url": URL, "streams": "a", "view": "graveyard"}, "entries, dead_letters, pending"),
         ({"url": URL, "streams": "a", "view": "pending"}, "option group"),
-        ({"url": URL, "streams": "a", "minRowsPerTrigger": "9", "maxRowsPerTrigger": "3"}, "no batch is both"),
+        (
+            {"url": URL, "streams": "a", "minRowsPerTrigger": "9", "maxRowsPerTrigger": "3"},
+            "must not exceed maxRowsPerTrigger",
+        ),
         ({"url": URL, "streams": "a", "payloadSchema": "a int"}, "payload=json"),
         ({"url": URL, "streams": "a", "payload": "xml"}, "raw, json, msgpack, avro"),
         ({"url": URL, "streams": "a", "maxTriggerDelay": "long"}, "must be a duration"),
@@ -125,7 +128,7 @@ def test_options_of_the_wrong_kind_of_query() -> None:
         parse(maxRowsPerTrigger="5").check_batch()
     with pytest.raises(ConfigurationError, match="reads nothing"):
         parse(startingOffsets="latest").check_batch()
-    with pytest.raises(ConfigurationError, match="does not end"):
+    with pytest.raises(ConfigurationError, match="has no end"):
         parse(endingOffsets="5-0").check_streaming()
     with pytest.raises(ConfigurationError, match="snapshot"):
         parse(view="pending", group="g").check_streaming()

@@ -10,8 +10,8 @@ import redis
 
 from penstock.errors import ConfigurationError
 from penstock.spark.source import columns as known
+from penstock.spark.source.columns import payload_columns, payload_ddl
 from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.payload_columns import chosen, ddl
 
 _JSON_SCHEMA = {"type": "object", "properties": {"total": {"type": "number"}, "note": {"type": "string"}}}
 
@@ -28,23 +28,23 @@ def _options(url: str = "redis://localhost:1", **given: str) -> SourceOptions:
     ],
 )
 def test_the_columns_are_those_of_the_schema_and_two_for_what_cannot_be_decoded(given: dict[str, str]) -> None:
-    made = ddl(_options(**given), known.ENTRY)
+    made = payload_ddl(_options(**given), known.ENTRY)
     assert made == "`total` double, `note` string, `_corrupt_record` string, `_corrupt_reason` string"
 
 
 def test_the_columns_are_told_from_a_sample(redis_url: str, raw: redis.Redis) -> None:
     for number in range(5):
         raw.xadd("orders", {"data": json.dumps({"order": number, "total": number / 2})})
-    assert ddl(_options(redis_url, mode="FAILFAST"), known.ENTRY) == "`order` bigint, `total` double"
+    assert payload_ddl(_options(redis_url, mode="FAILFAST"), known.ENTRY) == "`order` bigint, `total` double"
 
 
 def test_nothing_can_be_told_from_an_empty_stream(redis_url: str) -> None:
     with pytest.raises(ConfigurationError, match="option payloadSchema"):
-        ddl(_options(redis_url), known.ENTRY)
+        payload_ddl(_options(redis_url), known.ENTRY)
 
 
 def test_the_payload_as_one_column() -> None:
-    made = ddl(_options(payloadSchema="id bigint", payloadColumn="order", mode="FAILFAST"), known.ENTRY)
+    made = payload_ddl(_options(payloadSchema="id bigint", payloadColumn="order", mode="FAILFAST"), known.ENTRY)
     assert made == "`order` struct<`id`:bigint>"
 
 
@@ -59,15 +59,15 @@ def test_the_payload_as_one_column() -> None:
 )
 def test_names_that_would_clash_are_told(given: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        ddl(_options(**given), known.ENTRY)
+        payload_ddl(_options(**given), known.ENTRY)
 
 
 def test_a_column_that_must_not_be_null_cannot_be_had_where_bad_payloads_are_null() -> None:
     schema = pa.schema([pa.field("total", pa.float64(), nullable=False)])
     with pytest.raises(ConfigurationError, match="NOT NULL"):
-        chosen(_options(), known.ENTRY, schema)
-    assert chosen(_options(mode="FAILFAST"), known.ENTRY, schema).names == ("total",)
+        payload_columns(_options(), known.ENTRY, schema)
+    assert payload_columns(_options(mode="FAILFAST"), known.ENTRY, schema).names == ("total",)
 
 
 def test_a_table_without_columns_of_the_payload_decodes_nothing() -> None:
-    assert chosen(_options(), known.ENTRY, pa.schema([("id", pa.string())])).format is None
+    assert payload_columns(_options(), known.ENTRY, pa.schema([("id", pa.string())])).format is None

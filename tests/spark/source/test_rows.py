@@ -219,7 +219,7 @@ class TestPayload:
     ("schema", "words"),
     [
         (pa.schema([]), "no column"),
-        (pa.schema([("nme", _TEXT)]), "there is no column 'nme'"),
+        (pa.schema([("nme", _TEXT)]), "unknown column 'nme'"),
         (pa.schema([("id", pa.int64())]), "column 'id' cannot be int64; it is string"),
         (pa.schema([("fields", pa.map_(_TEXT, pa.int64()))]), "it is map<string,binary> or map<string,string>"),
     ],

@@ -10,14 +10,12 @@ import redis
 
 from penstock.errors import DataLost
 from penstock.redis.aio import Reply
-from penstock.spark.source import scan
-from penstock.spark.source.catalogue import StreamSelection, look
-from penstock.spark.source.loss import beginning
+from penstock.spark.source import redis_log
+from penstock.spark.source.catalogue import StreamSelection, beginning, look
 from penstock.spark.source.offsets import IdRange, Position
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.partitioning import range_between
-from penstock.spark.source.redis_log import RedisLog
-from penstock.spark.source.scan import Scanner
+from penstock.spark.source.redis_log import RedisLog, Scanner
 from penstock.sync import StreamClient
 from penstock.sync.redis.reading import Question
 
@@ -105,7 +103,7 @@ def test_or_a_warning(client: StreamClient, raw: redis.Redis, caplog: pytest.Log
     next(pages)
     raw.xtrim("orders", minid=made[50], approximate=False)
     assert [entry[0].decode() for _, entries in pages for entry in entries] == made[50:]
-    assert "going on without them" in caplog.text
+    assert "continuing without them" in caplog.text
 
 
 def test_patterns_find_streams_and_nothing_else(client: StreamClient, raw: redis.Redis) -> None:
@@ -137,6 +135,6 @@ def test_trimming_between_the_questions_of_a_page_is_an_error(
             raw.xtrim("orders", minid=made[50], approximate=False)
         return replies
 
-    monkeypatch.setattr(scan, "read_many", one_by_one)
+    monkeypatch.setattr(redis_log, "read_many", one_by_one)
     with pytest.raises(DataLost, match="orders"):
         _ids(Scanner(client, fetch_size=10), [IdRange("orders", made[9], made[-1], 90, 10)])

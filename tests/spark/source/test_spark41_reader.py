@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, DataLost, StreamMissing
+from penstock.spark.source.base_stream_reader import Spark41Reader, check_unlimited
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.rows import RowBuilder
-from penstock.spark.source.spark41_reader import Spark41Reader, check_unlimited
 from tests.spark.limits import HAS_LIMITS
 
 Make = Callable[..., Spark41Reader]
@@ -94,7 +94,7 @@ def test_a_stream_that_appears_is_read_from_its_first_entry_on(make: Make, raw: 
 
 def test_a_stream_that_is_not_there_may_have_been_deleted(make: Make) -> None:
     with pytest.raises(
-        StreamMissing, match=r"there is no stream 'orders'.*If .* read it before, the stream was deleted"
+        StreamMissing, match=r"stream 'orders' does not exist.*If .* read it before, the stream was deleted"
     ):
         make().latestOffset()
 
@@ -144,6 +144,6 @@ def test_the_group_shows_where_the_last_batch_began(make: Make, raw: redis.Redis
 def test_limits_are_refused(redis_url: str) -> None:
     check_unlimited(options(redis_url))
     with pytest.raises(
-        ConfigurationError, match=r"maxRowsPerTrigger .* in a streaming query: needs Spark 4\.2 or newer"
+        ConfigurationError, match=r"maxRowsPerTrigger .* in a streaming query needs Spark 4\.2 or newer"
     ):
         check_unlimited(options(redis_url, maxRowsPerTrigger="5"))

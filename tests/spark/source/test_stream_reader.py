@@ -296,7 +296,7 @@ class TestDataLoss:
         with pytest.raises(DataLost, match="deleted"):
             reader.latestOffset(at, ALL)
         raw.xadd("orders", {"data": "x"}, id="5-0")
-        with pytest.raises(DataLost, match="created anew"):
+        with pytest.raises(DataLost, match="created again"):
             reader.latestOffset(at, ALL)
         tolerant = make(failOnDataLoss="false")
         assert _rows(tolerant, at, tolerant.latestOffset(at, ALL)) == ["5-0"]

@@ -13,6 +13,7 @@ import redis
 from penstock.balancer.config import MetricsRecorder
 from penstock.balancer.messages import LBSInfo
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
+from penstock.redis.retry import Repeat
 from penstock.sync import StreamClient
 from penstock.sync.balancer.commands import BalancerCommands
 from tests.helpers.hostile import wide
@@ -206,6 +207,20 @@ def test_7_a_malformed_entry_that_a_go_peer_choked_on_is_cleared_away(client: St
         assert pending(raw) == {}
 
 
+def test_7_no_script_hands_out_more_than_a_few_large_entries(client: StreamClient, raw: redis.Redis) -> None:
+    raw.xgroup_create(LBS, GROUP, "0", mkstream=True)
+    for number in range(30):
+        raw.xadd(LBS, {"junk": b"x" * (300_000 if number < 20 else 10)})
+    sizes = []
+    while not sizes or sizes[-1]:
+        args: list[str | int] = [GROUP, "me", 0, 0, 0, 1, 0, 100]
+        _, rows = client.run("balancer/take", [LBS, "{svc-input}:peers"], args, Repeat.ONCE)
+        sizes.append(len(rows))
+    assert sum(sizes) == 30
+    assert max(sizes[:9]) <= 2
+    assert sizes[-2] == 10, "small ones come together"
+
+
 def test_8_a_claimed_stream_is_kept_from_the_first_moment_on(client: StreamClient, raw: redis.Redis) -> None:
     dead = quick(client, "dead")
     with following(dead) as (first,):
@@ -281,7 +296,7 @@ def test_12_a_paused_owner_that_was_not_missed_goes_on_and_is_not_offered_its_ow
         raw.delete(f"session-1{SEP}{entry_id}")
         eventually(lambda: locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id})
         throughout(0.5, lambda: a.expired == a.disowned == [])
-        with pytest.raises(AlreadyClaimed, match="this very consumer"):
+        with pytest.raises(AlreadyClaimed, match="owned by this consumer"):
             a.balancer.claim(LBSInfo("session-1", entry_id))
 
 
@@ -384,7 +399,7 @@ def test_17_errors_tell_their_cause_and_numbers_tell_the_truth(client: StreamCli
             a.balancer.done_stream("session-1")
     balancer.done()
     balancer.done()
-    with pytest.raises(ConfigurationError, match="started once"):
+    with pytest.raises(ConfigurationError, match="already started"):
         balancer.start()
     assert issubclass(OwnershipLost, StreamNotOwned)
 

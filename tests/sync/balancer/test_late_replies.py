@@ -59,7 +59,7 @@ def test_a_claim_whose_reply_comes_after_another_consumer_took_the_stream_is_ref
         let_lock_run_out(raw, payload, late.id)
         prompt.claim(payload)
         fault_proxy.let_replies_go()
-        with pytest.raises(AlreadyClaimed, match="is with redis-consumer-prompt"):
+        with pytest.raises(AlreadyClaimed, match="is owned by redis-consumer-prompt"):
             join(claim)
         assert late.owned == []
         assert locks(raw) == {payload.lock: prompt.id}

@@ -53,3 +53,4 @@ def test_a_stream_without_a_hash_tag_is_found_by_the_doctor(cluster: Cluster) ->
         StreamProducer(client, "orders").push(1)
         ConsumerGroup(client, "orders", GROUP).ensure()
         assert "hash-tags" in {finding.check for finding in Inspector(client).doctor()}
+        assert (Inspector(client).servers.failover_ms() or 0) > 0

@@ -10,10 +10,11 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, NotFound
+from penstock.ops.failures import fingerprint
 from penstock.sync import DeadLetters, Protection, RedisMessageQueue, StreamClient, StreamProducer
 from penstock.sync.ops import DeadLetterFilter, Inspector, StreamKind
 from penstock.sync.tasks import RedisTaskQueue, Task
-from tests.sync.ops.stage import DEAD_LETTERS, GROUP, STREAM, give_up
+from tests.sync.ops.stage import DEAD_LETTERS, GROUP, STREAM, add, give_up, read_as
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -56,6 +57,41 @@ def test_dead_letters_of_all_parts_are_found(client: StreamClient, inspector: In
     }
 
 
+def test_an_entry_that_calls_itself_a_dead_letter_makes_no_stream_one(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    forged = {"data": "x", "dlq_reason": "fatal", "dlq_source": "elsewhere"}
+    raw.xadd(STREAM, forged)
+    kept = add(raw, 3)
+    raw.xadd(STREAM, forged)
+    read_as(raw, "someone", 1)
+    assert (inspector.streams.info(STREAM)).kind is StreamKind.STREAM
+    assert inspector.dead_letters.streams() == []
+    with pytest.raises(NotFound, match="has no dead letters"):
+        inspector.dead_letters.purge(STREAM)
+    raw.xgroup_destroy(STREAM, GROUP)
+    assert inspector.dead_letters.count(STREAM) == (2, True), "without consumers it may be one"
+    assert inspector.dead_letters.purge(STREAM) == 2
+    assert [entry_id.decode() for entry_id, _ in raw.xrange(STREAM)] == kept, "which are no dead letters"
+
+
+def test_dead_letters_are_looked_for_where_they_usually_are_first(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    raw.xadd(STREAM, {"data": "x", "dlq_reason": "fatal"})
+    raw.xadd(DEAD_LETTERS, {"data": "x"})
+    raw.xadd(f"{DEAD_LETTERS}_dlq", {"data": "x", "dlq_reason": "fatal"})
+    for name in (STREAM, DEAD_LETTERS):
+        assert inspector.dead_letters.resolve(name) == DEAD_LETTERS
+
+
+@pytest.mark.parametrize("name", ["x" * 508, "{x", "a b" * 100])
+def test_they_may_have_names_that_no_task_queue_may_have(inspector: Inspector, raw: redis.Redis, name: str) -> None:
+    raw.xadd(f"{name}_dlq", {"data": "x", "dlq_reason": "fatal"})
+    for known in (name, f"{name}_dlq"):
+        assert len((inspector.dead_letters.page(known)).items) == 1
+
+
 @pytest.mark.parametrize("name", ["orders", "orders_dlq"])
 def test_they_are_meant_by_their_name_or_by_that_of_their_owner(
     client: StreamClient, inspector: Inspector, name: str
@@ -69,7 +105,7 @@ def test_unknown_dead_letters_are_not_found(client: StreamClient, inspector: Ins
     StreamProducer(client, STREAM).push(1)
     with pytest.raises(NotFound, match="has no dead letters"):
         inspector.dead_letters.page(STREAM)
-    with pytest.raises(NotFound, match="no dead letters called 'nothing'"):
+    with pytest.raises(NotFound, match="no dead-letter stream for 'nothing'"):
         inspector.dead_letters.page("nothing")
     give_up(client, [1])
     with pytest.raises(NotFound, match="has no dead letter '1-1'"):
@@ -190,7 +226,7 @@ def test_a_stream_of_a_balanced_service_is_put_back(inspector: Inspector, raw: r
 
 def test_where_the_name_does_not_tell_one_must_say_where_to(inspector: Inspector, raw: redis.Redis) -> None:
     raw.xadd("graveyard", {"data": "1", "dlq_reason": "fatal", "dlq_source": "orders"})
-    with pytest.raises(ConfigurationError, match="say it with `to`"):
+    with pytest.raises(ConfigurationError, match="pass the stream as `to`"):
         inspector.dead_letters.redrive("graveyard")
     assert (inspector.dead_letters.redrive("graveyard", to="orders")).redriven == 1
     assert raw.xlen("orders") == 1
@@ -208,7 +244,7 @@ def test_a_hash_tag_around_the_whole_name_is_understood_by_what_there_is(
         inspector.dead_letters.redrive("{session}_dlq")
         assert raw.xlen(owner) == 2
     else:
-        with pytest.raises(ConfigurationError, match="say it with `to`"):
+        with pytest.raises(ConfigurationError, match="pass the stream as `to`"):
             inspector.dead_letters.redrive("{session}_dlq")
 
 
@@ -254,3 +290,14 @@ def test_a_hostile_record_is_shown_and_harms_nobody(inspector: Inspector, raw: r
     newest, oldest = (inspector.dead_letters.page(DEAD_LETTERS)).items
     assert (newest.payload.value, newest.dead_at_ms > 0) == ({"a": 1}, True)
     assert (oldest.attempts, oldest.payload.form) == (0, "binary")
+
+
+def test_numbers_of_any_length_tell_no_causes_apart() -> None:
+    for one, other in (
+        ("order 12-foo", "order 7-foo"),
+        ("1" * 299 + "g", "2" * 299 + "g"),
+        ("0x1f", "0xab1"),
+        ("id a1-b2", "id c9"),
+    ):
+        assert fingerprint("fatal", "E", one, "") == fingerprint("fatal", "E", other, "")
+    assert fingerprint("fatal", "E", "feed me", "") != fingerprint("fatal", "E", "fee me", "")

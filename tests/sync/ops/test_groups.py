@@ -7,8 +7,10 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, NotFound
-from penstock.sync import ConsumerConfig, ConsumerGroup, StreamClient, StreamConsumer, StreamProducer
+from penstock.ops.model.groups import dead_after_ms
+from penstock.sync import ConsumerConfig, ConsumerGroup, RedisMessageQueue, StreamClient, StreamConsumer, StreamProducer
 from penstock.sync.ops import ConsumerState, Inspector
+from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.sync.ops.stage import GROUP, STREAM, add, read_as
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -63,7 +65,7 @@ def test_a_group_is_moved_to_a_time(inspector: Inspector, raw: redis.Redis) -> N
     raw.xgroup_create(STREAM, GROUP, "$")
     inspector.groups.seek(STREAM, GROUP, 2_000)
     assert read_as(raw, "someone", 10) == ["2000-0", "3000-0"]
-    with pytest.raises(ConfigurationError, match="no stream id"):
+    with pytest.raises(ConfigurationError, match="not a stream id"):
         inspector.groups.seek(STREAM, GROUP, "noon")
 
 
@@ -96,3 +98,40 @@ def test_what_waits_for_a_retry_is_counted(client: StreamClient, inspector: Insp
     StreamConsumer(client, STREAM, config, message_handler=fail).run_once()
     info = inspector.groups.info(STREAM, GROUP)
     assert (info.pending, info.retries_waiting, info.lag.count) == (1, 1, 0)
+
+
+def test_a_message_that_waits_for_its_next_run_is_left_alone_from_then_on(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    add(raw, 3)
+    ids, retries, ageing = read_as(raw, "one", 3), client.keys(STREAM).retries(GROUP), Ageing(raw, STREAM, GROUP)
+    now_ms = raw.time()[0] * 1000
+
+    def longest() -> tuple[str, int]:
+        info = inspector.groups.info(STREAM, GROUP)
+        return info.oldest_pending_id, info.oldest_pending_idle_ms // 1000
+
+    ageing.expire(*ids[:2])
+    assert longest() == (ids[0], 2 * LEASE_MS // 1000)
+    for entry_id in ids[:2]:
+        raw.zadd(retries, {entry_id: now_ms + 3_600_000})
+    assert (longest())[1] == 0, "it is not due before an hour has passed"
+    ageing.age(ids[2])
+    assert longest() == (ids[2], LEASE_MS * 2 // 3 // 1000)
+    raw.zadd(retries, {ids[1]: now_ms - 300_000})
+    found = longest()
+    assert found[0] == ids[1]
+    assert 300 <= found[1] < 360
+
+
+def test_a_consumer_of_a_message_queue_may_be_silent_for_a_lease(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    queue = RedisMessageQueue("mails", client=client)
+    queue.publish("hello")
+    with queue.process_message():
+        ageing = Ageing(raw, "mails", "queue")
+        ageing.expire()
+        [worker] = (inspector.workers.page()).items
+        assert worker.state is ConsumerState.ACTIVE
+    assert dead_after_ms("queue") > 300_000 > dead_after_ms("others")

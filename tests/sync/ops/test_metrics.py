@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from penstock.redis.embedded import EmbeddedServer
 from penstock.sync import RedisMessageQueue, StreamClient
 from penstock.sync.ops import Inspector, Sampler, TaskQueueInfo
-from penstock.sync.ops.metrics import InspectorCollector, _bounded, _task_metrics
+from penstock.sync.ops.metrics import MOST_QUEUES, InspectorCollector, _bounded, _task_metrics
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.sync.ops.stage import GROUP, STREAM, add, give_up, read_as
 
@@ -89,6 +89,20 @@ def test_names_that_somebody_made_up_share_a_label(
     assert found["penstock_streams"] == 20
 
 
+def test_every_task_queue_is_counted_however_many_there_are(inspector: Inspector, raw: redis.Redis) -> None:
+    for n in range(MOST_QUEUES + 3):
+        raw.sadd(f"{{jobs-{n:03}}}:lanes", "normal")
+        raw.hset(f"{{jobs-{n:03}}}:index", "task", "1-0 normal")
+        raw.xadd(f"jobs-{n:03}.tasks", {"data": "x"})
+    sampler = Sampler(inspector)
+    sampler.sample()
+    found = scrape(sampler)
+    assert (
+        len([name for name in found if name.startswith("penstock_tasks{") and 'state="queued"' in name]) == MOST_QUEUES
+    )
+    assert found['penstock_tasks{queue="other",state="other"}'] == 3
+
+
 def test_queues_kinds_and_lanes_that_somebody_made_up_share_a_label() -> None:
     queues = [
         TaskQueueInfo(
@@ -127,3 +141,9 @@ def test_a_server_that_is_away_is_told(start_server: Callable[..., EmbeddedServe
         server.kill()
         sampler.sample()
         assert scrape(sampler) == {"penstock_up": 0}
+
+
+def test_names_that_look_the_same_share_a_label() -> None:
+    rows = [(["a"], 1.0), (["\N{REPLACEMENT CHARACTER}"], 2.0), (["\N{REPLACEMENT CHARACTER}"], 3.0), (["other"], 4.0)]
+    assert _bounded(rows, 3, max) == [(["a"], 1.0), (["\N{REPLACEMENT CHARACTER}"], 3.0), (["other"], 4.0)]
+    assert _bounded(rows[::-1], 2) == [(["other"], 5.0), (["\N{REPLACEMENT CHARACTER}"], 5.0)]

@@ -9,6 +9,8 @@ import pytest
 import redis
 
 from penstock.errors import NotFound
+from penstock.keys import BalancerKeys
+from penstock.redis.scripts import script
 from penstock.sync import StreamBalancer, StreamClient, StreamDisowned, StreamExpired
 from penstock.sync.ops import Inspector
 
@@ -61,14 +63,28 @@ def test_a_released_stream_is_lost_by_its_owner_and_goes_to_another_consumer(
             assert isinstance(notice, StreamDisowned)
             [stream] = (inspector.services.streams("svc")).items
             assert stream.owner.endswith("second")
-    with pytest.raises(NotFound, match="nobody owns data stream 'session-9'"):
+    with pytest.raises(NotFound, match="data stream 'session-9' of service"):
         inspector.services.release("svc", "session-9")
+
+
+def test_a_heartbeat_right_after_the_release_takes_nothing_back(client: StreamClient, raw: redis.Redis) -> None:
+    first = StreamBalancer(client, "svc", id="first")
+    with first as notices:
+        first.add_stream("session-1")
+        [owned] = [(next(notices)).payload]
+        keys = BalancerKeys("svc")
+        with raw.pipeline(transaction=True) as both:  # within the millisecond in which the lock is still there
+            args = [keys.group, first.id, owned.id_in_lbs, "released", 86_400_000]
+            both.eval(script("ops/release").source, 2, keys.stream, owned.lock, *args)
+            beat = [keys.group, first.id, 2_000, 3_000, 1, 0, 10_000, 1, owned.id_in_lbs]
+            both.eval(script("balancer/beat").source, 3, keys.stream, keys.peers, owned.lock, *beat)
+            assert both.execute() == [1, [owned.id_in_lbs.encode()]]
 
 
 def test_an_unknown_service_is_not_found(inspector: Inspector, raw: redis.Redis) -> None:
     raw.xadd("other-input", {"data": "x"})
     assert inspector.services.all() == []
-    with pytest.raises(NotFound, match="no balanced service 'other'"):
+    with pytest.raises(NotFound, match="balanced service 'other' does not exist"):
         inspector.services.info("other")
 
 

@@ -26,7 +26,7 @@ def test_a_full_queue_refuses_what_does_not_fit_and_says_what_to_do(
     )
     for n in range(3):
         assert queue.publish(f"message {n}") is True
-    with pytest.raises(QueueFull, match=r"max_pending_length=3 .*add consumers.*'block' or 'drop_oldest'") as caught:
+    with pytest.raises(QueueFull, match=r"max_pending_length=3; add consumers.*'block' or 'drop_oldest'") as caught:
         queue.publish("message 3")
     assert isinstance(caught.value, StreamFull)
     assert raw.xlen(NAME) == 3

@@ -293,11 +293,11 @@ def test_a_client_that_cannot_be_hashed_is_a_client(driver: redis.Redis) -> None
 @pytest.mark.usefixtures("default_server")
 def test_what_is_no_client_is_told(driver: redis.Redis, client: StreamClient) -> None:
     with pytest.raises(
-        TypeError, match=r"^client is a pipeline, which sends nothing until execute\(\): pass its client"
+        TypeError, match=r"^client is a pipeline, which sends nothing until execute\(\): pass the client"
     ):
         RedisMessageQueue(NAME, client=driver.pipeline())
     for wrong in ("redis://localhost", 42, object(), driver.connection_pool, redis.Redis):
-        with pytest.raises(ConfigurationTypeError, match=r"^client must be a client of redis-py or a StreamClient"):
+        with pytest.raises(ConfigurationTypeError, match=r"^client must be a redis-py client or a StreamClient"):
             RedisMessageQueue(NAME, client=wrong)
 
     class Stub:
@@ -305,7 +305,7 @@ def test_what_is_no_client_is_told(driver: redis.Redis, client: StreamClient) ->
             pass
 
     with pytest.raises(
-        TypeError, match=r"^client, a Stub, does not tell where its server is: pass the redis-py client"
+        TypeError, match=r"^client, a Stub, does not expose its server's address: pass the redis-py client"
     ):
         RedisMessageQueue(NAME, client=Stub())
 

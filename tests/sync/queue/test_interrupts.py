@@ -92,7 +92,7 @@ def test_retries_end_with_the_interrupt(fault_proxy: FaultProxy) -> None:
 @pytest.mark.usefixtures("default_server")
 def test_an_event_handler_needs_an_event() -> None:
     for wrong in (None, True, lambda: False):
-        with pytest.raises(TypeError, match=r"stop_event must have is_set\(\)"):
+        with pytest.raises(TypeError, match=r"stop_event must have an is_set\(\) method"):
             EventDrivenInterruptHandler(wrong)  # type: ignore[arg-type]
     stop = threading.Event()
     handler = EventDrivenInterruptHandler(stop)

@@ -73,8 +73,8 @@ def test_every_key_of_a_plain_queue_is_in_the_slot_of_its_name_or_a_log(client: 
         ("a\nb", "must not contain line breaks or NUL"),
         ("q::dedup", "must not contain the key_separator '::'.*choose another name or another key_separator"),
         ("half \ud83d", "surrogate"),
-        ("x" * 600, "at most 512"),
-        ("brace{", "braces that are no hash tag"),
+        ("x" * 600, "more than the limit of 512"),
+        ("brace{", "braces that do not form a hash tag"),
     ],
     ids=["empty", "blank", "nul", "line break", "separator", "surrogate", "long", "brace"],
 )

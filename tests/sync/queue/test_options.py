@@ -57,7 +57,10 @@ def test_exactly_one_of_client_and_gateway(nowhere: StreamClient) -> None:
 def test_a_gateway_must_be_one(nowhere: StreamClient) -> None:
     for wrong in (nowhere, "redis://", object()):
         refused(
-            nowhere, r"derive from AbstractRedisGateway, not \w+; a client .* goes into client=", True, gateway=wrong
+            nowhere,
+            r"subclass of AbstractRedisGateway, not \w+; pass a redis-py client as client=",
+            True,
+            gateway=wrong,
         )
 
 
@@ -71,7 +74,7 @@ def test_what_belongs_to_the_gateway_is_passed_to_it(nowhere: StreamClient) -> N
         ("pending_overload_policy", "block", "pending_overload_policy"),
         ("interrupt", EventDrivenInterruptHandler(Flag()), "interrupt"),
     ):
-        words = f"{option} belongs to the gateway: pass {own} to it"
+        words = f"{option} is an option of the gateway: pass {own} to the gateway"
         refused(nowhere, words, False, gateway=gateway, **{option: value})
 
 
@@ -86,7 +89,7 @@ def test_a_gateway_with_dead_letters_serves_one_queue(nowhere: StreamClient) -> 
     )
     RedisMessageQueue(NAME, gateway=gateway)
     RedisMessageQueue(NAME, gateway=gateway)
-    with pytest.raises(ValueError, match="dead letters of queue 'orders': make another gateway for queue 'other'"):
+    with pytest.raises(ValueError, match="dead letters of queue 'orders': create another gateway for queue 'other'"):
         RedisMessageQueue("other", gateway=gateway)
 
 
@@ -100,14 +103,14 @@ def test_a_flag_is_true_or_false(nowhere: StreamClient, option: str, value: Any)
 
 
 def test_a_key_function_needs_deduplication(nowhere: StreamClient) -> None:
-    words = "get_deduplication_key has no use with deduplication=False: leave one of the two out"
+    words = "get_deduplication_key has no effect with deduplication=False: remove one of them"
     refused(nowhere, words, False, deduplication=False, get_deduplication_key=str)
     RedisMessageQueue(NAME, client=nowhere, deduplication=False, get_deduplication_key=None)
 
 
 @pytest.mark.parametrize("value", ["id", 42, {"a": 1}, True])
 def test_a_key_function_must_be_one(nowhere: StreamClient, value: Any) -> None:
-    refused(nowhere, "must be a function of the message, or None, not", True, get_deduplication_key=value)
+    refused(nowhere, "must be a function that takes a message, or None, not", True, get_deduplication_key=value)
 
 
 # --- logs -------------------------------------------------------------------------------------------
@@ -150,7 +153,7 @@ def test_the_limit_of_deliveries(nowhere: StreamClient) -> None:
 
 
 def test_no_timeout_is_at_most_once_and_must_be_said_in_full(nowhere: StreamClient) -> None:
-    words = "hands every message out once .* say max_delivery_count=None too, or set a timeout"
+    words = "delivered once and never taken back; set a timeout, or max_delivery_count=None"
     refused(nowhere, words, False, visibility_timeout_seconds=None)
     refused(nowhere, words, False, visibility_timeout_seconds=None, max_delivery_count=3)
     queue = RedisMessageQueue(NAME, client=nowhere, visibility_timeout_seconds=None, max_delivery_count=None)
@@ -185,8 +188,14 @@ def test_the_callback_of_the_heartbeat(nowhere: StreamClient) -> None:
     option, beats = "on_heartbeat_failure", {"heartbeat_interval_seconds": 30}
     refused(nowhere, f"{option} needs heartbeat_interval_seconds", False, **{option: print})
     for value in ("print", 42, [print]):
-        refused(nowhere, f"{option} must be a function without arguments, not", True, **beats, **{option: value})
-    refused(nowhere, "called without arguments: make them optional", True, **beats, **{option: lambda reason: reason})
+        refused(nowhere, f"{option} must be a function that takes no arguments, not", True, **beats, **{option: value})
+    refused(
+        nowhere,
+        "called without arguments: give its parameters defaults",
+        True,
+        **beats,
+        **{option: lambda reason: reason},
+    )
     for fine in (print, lambda reason="": reason, lambda *args: args, Flag().is_set):
         RedisMessageQueue(NAME, client=nowhere, **beats, **{option: fine})
 
@@ -227,8 +236,8 @@ def test_back_pressure(nowhere: StreamClient) -> None:
 
 def test_events_need_a_plain_function(nowhere: StreamClient) -> None:
     for value in ("print", 42):
-        refused(nowhere, "on_event must be a function of one event, not", True, on_event=value)
-        gateway_refused(nowhere, "on_event must be a function of one event, not", True, on_event=value)
+        refused(nowhere, "on_event must be a function that takes one event, not", True, on_event=value)
+        gateway_refused(nowhere, "on_event must be a function that takes one event, not", True, on_event=value)
 
 
 # --- the gateway ------------------------------------------------------------------------------------
@@ -273,9 +282,7 @@ def test_a_limit_of_a_gateway_needs_leases_and_a_place_for_dead_letters(nowhere:
 
 def test_a_gateway_needs_a_client(nowhere: StreamClient) -> None:
     for wrong in (None, "redis://localhost", object(), redis.ConnectionPool):
-        gateway_refused(
-            nowhere, "redis_client must be a client of redis-py or a StreamClient", True, redis_client=wrong
-        )
+        gateway_refused(nowhere, "redis_client must be a redis-py client or a StreamClient", True, redis_client=wrong)
 
 
 def test_the_defaults_are_those_of_redis_message_queue(nowhere: StreamClient) -> None:

@@ -153,7 +153,7 @@ def test_a_caller_who_takes_his_time_has_nothing_taken_ahead(client: StreamClien
     process(queue, 100)
     consumer_of(gateway)._ended_s -= 1.0
     process(queue, 1)
-    assert consumer_of(gateway)._brisk_turns == 0
+    assert consumer_of(gateway)._quick_turns == 0
     assert ahead_of(gateway) == []
     assert process(queue, 1) == ["message 101"]
     queue.close()
@@ -173,7 +173,7 @@ def test_without_a_lease_or_with_a_short_one_nothing_is_taken_ahead(
     queue = queue_of(gateway)
     publish(queue, 3)
     held = taken(queue)
-    consumer_of(gateway)._brisk_turns = 1_000_000
+    consumer_of(gateway)._quick_turns = 1_000_000
     held.end()
     assert pending(raw) == {}
     queue.close()

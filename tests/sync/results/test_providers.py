@@ -73,12 +73,12 @@ def test_other_back_ends_are_made_from_their_own_tables() -> None:
 @pytest.mark.parametrize(
     ("provider", "options", "message"),
     [
-        ("postgres", {}, "needs a dsn: set PENSTOCK__RESULT_BACKEND__POSTGRES__DSN, or dsn or dsn_file"),
-        ("s3", {}, "needs a url: set PENSTOCK__RESULT_BACKEND__S3__URL"),
-        ("fs", {"color": 1}, r"'fs' cannot be made with the keys \['color'\] of its sub-table: TypeError: .*color"),
+        ("postgres", {}, "needs dsn: set PENSTOCK__RESULT_BACKEND__POSTGRES__DSN, or dsn or dsn_file"),
+        ("s3", {}, "needs url: set PENSTOCK__RESULT_BACKEND__S3__URL"),
+        ("fs", {"color": 1}, r"'fs' cannot be created with the keys \['color'\] of its table: TypeError: .*color"),
         ("postgres", {"dsn": "host=h", "pool": 1}, "TypeError: .*pool"),
         ("s3", {"url": "s3://b", "bogus": 1}, "bogus"),
-        ("postgre", {}, r"there is no result back-end 'postgre': did you mean 'postgres'\?"),
+        ("postgre", {}, r"unknown result back-end 'postgre'; did you mean 'postgres'\?"),
     ],
 )
 def test_settings_that_a_back_end_refuses_are_told(provider: str, options: dict[str, Any], message: str) -> None:
@@ -104,7 +104,7 @@ def test_a_plug_in_that_fails_is_told_without_secrets() -> None:
     assert error.value.__cause__ is None
     with pytest.raises(ConfigurationError, match="cannot be imported"):
         make_task_queue(TaskQueueSettings(provider="broken"))
-    with pytest.raises(ConfigurationError, match="lacks save, save_many, get, iter, close"):
+    with pytest.raises(ConfigurationError, match="does not implement save, save_many, get, iter, close"):
         make_result_backend(ResultBackendSettings(provider="useless", options={"size": 1}))
 
 

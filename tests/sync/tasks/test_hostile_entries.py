@@ -120,7 +120,7 @@ def test_a_copy_that_enqueue_did_not_write_is_a_dead_letter_when_its_task_is_ope
     assert [found.id for found in queue.pop_many(10)] == ["behind"]
     letters = [letter for letter in queue.dead.iterate()]
     assert [letter.reason for letter in letters] == ["invalid"] * 4
-    assert [letter.error_text for letter in letters[2:]] == [f"task {task.id} has ended, it has a result"] * 2
+    assert [letter.error_text for letter in letters[2:]] == [f"task {task.id} already has a result"] * 2
     result = queue.wait_for_result(task.id, 1)
     assert result is not None
     assert result.data == 1

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
+from penstock.errors import OutOfMemory
+from penstock.sync import StreamClient
 from penstock.sync.tasks import Handlers, Limits, RedisTaskQueue
 from penstock.sync.testing.task_queue_contract import in_first_run
 from penstock.task import Priority, Result, Task
@@ -185,3 +189,44 @@ def test_no_script_hands_out_moves_or_promotes_more_than_a_few_large_tasks(
         found += queue.pop_many(20, kinds={"mail"})
     assert {task.id for task in found} == {task.id for task in later}
     assert scripts() - before >= 20 / 2
+
+
+def test_no_script_adds_or_finishes_more_than_a_few_large_tasks(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    def scripts() -> int:
+        return calls(raw, "evalsha") + calls(raw, "eval")
+
+    large, before = {"text": "x" * 300_000}, scripts()
+    tasks = [Task(kind="render", payload=large) for _ in range(20)]
+    assert queue.enqueue_many(tasks) == [task.id for task in tasks]
+    assert scripts() - before >= 20 / 8
+    found = list[Task]()
+    while len(found) < 20:
+        found += queue.pop_many(20)
+    before = scripts()
+    results = [Result(task_id=task.id, kind=task.kind, data=large) for task in found]
+    assert queue.finish_many(results) == [True] * 20
+    assert scripts() - before >= 20 / 8
+
+
+def test_results_that_an_earlier_call_has_stored_are_not_refused_when_a_later_one_fails(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, finishes = StreamClient.run, list[str]()
+
+    def fails_once(client: StreamClient, name: str, *args: Any) -> Any:
+        finishes.extend([name] if name == "tasks/finish" else [])
+        if len(finishes) == 2:
+            raise OutOfMemory("in the middle")
+        return run(client, name, *args)
+
+    large = {"text": "x" * 900_000}
+    queue.enqueue_many([Task(kind="render", payload=large) for _ in range(6)])
+    found = list[Task]()
+    while len(found) < 6:
+        found += queue.pop_many(6)
+    results = [Result(task_id=task.id, kind=task.kind, data=large) for task in found]
+    monkeypatch.setattr(StreamClient, "run", fails_once)
+    with pytest.raises(OutOfMemory):
+        queue.finish_many(results)
+    assert raw.hlen("{jobs}:done") == 2
+    assert queue.finish_many(results) == [True] * 6

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import redis
@@ -15,7 +16,7 @@ import redis
 from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
-from penstock.runtime.threads import IS_ASYNC, Cancelled
+from penstock.runtime.threads import IS_ASYNC, Cancelled, Flag
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
 from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Status, Task
@@ -65,6 +66,24 @@ def test_a_task_is_done_and_its_result_is_saved_and_told(queue: TaskQueue, redis
     assert told.data != threading.main_thread().name
     assert backend.saved == {tasks[0].id: added, tasks[1].id: told}
     assert worker.report().ok == 2
+
+
+def test_an_idle_worker_wakes_up_a_few_times_a_second(
+    queue: TaskQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers, waits, wait = Handlers(), list[float | None](), Flag.wait
+
+    @handlers.task("any")
+    def never(task: Task) -> None: ...
+
+    def counted(flag: Flag, timeout_s: float | None = None) -> Any:
+        waits.append(timeout_s)
+        return wait(flag, timeout_s)
+
+    monkeypatch.setattr(Flag, "wait", counted)
+    with running(quick(queue, handlers)):
+        pause(1.0)
+        assert len(waits) < 15, waits
 
 
 def test_many_tasks_are_done_each_once(queue: TaskQueue, redis_url: str) -> None:
@@ -242,7 +261,9 @@ def test_a_failure_is_logged_with_its_traceback_which_the_result_has_too(
     name = queue.name  # type: ignore[attr-defined]
     told = [tuple(vars(record)[key] for key in ("levelname", "stream", "group", "id", "attempt")) for record in logged]
     assert told == [("WARNING", name, name, task.id, 1), ("ERROR", name, name, task.id, 2)]
-    assert logged[0].getMessage().startswith(f"the handler of {name} failed for task {task.id} (ship) in attempt 1: ")
+    assert (
+        logged[0].getMessage().startswith(f"handler for ship failed on task {task.id} of queue {name} in attempt 1: ")
+    )
 
 
 def test_a_snooze_burns_no_attempt(queue: TaskQueue, redis_url: str) -> None:

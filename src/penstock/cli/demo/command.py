@@ -34,25 +34,26 @@ _TERMINATED = 128 + signal.SIGTERM
 _ORDER_EVERY_S = 0.02
 _START_S = 30.0  # in which a dashboard starts, or ends
 _HOW_TO_LOOK = """\
-The server stays up at {url}, with a producer and {workers} workers.{dashboard}
-Look at it from another terminal:
+The server keeps running at {url}, with a producer and {workers} workers.{dashboard}
+Inspect it from another terminal:
 
   export PENSTOCK_URL={url}
   penstock top
   penstock stream ls
   penstock dlq ls
 
-Ctrl-C ends everything."""
+Ctrl-C stops everything."""
 
 
 def demo(
-    messages: Annotated[int, typer.Option(min=100, max=200_000, help="How many orders are published.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Decides which orders are bad and which worker dies.")] = 1,
+    messages: Annotated[int, typer.Option(min=100, max=200_000, help="Number of orders to publish.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Determines which orders are bad and which worker is killed.")] = 1,
     with_spark: Annotated[
-        bool, typer.Option("--spark/--no-spark", help="Have Spark read the orders as well, if it is installed.")
+        bool, typer.Option("--spark/--no-spark", help="Also read the orders with Spark, if it is installed.")
     ] = True,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Then keep the server up, with a producer, workers and a dashboard.")
+        bool,
+        typer.Option("--stay", help="Keep the server running afterwards, with a producer, workers and a dashboard."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,19 +61,19 @@ def demo(
 
     Starts a private Redis or Valkey server, two producers and two worker processes. One worker is killed with SIGKILL,
     another takes its place; a few orders are bad and go to the dead letters. Then Spark reads the stream, writes it to
-    Parquet and back into a stream, and the counts are compared. Everything is gone afterwards.
+    Parquet and back into a stream, and the counts are compared. Everything is removed afterwards.
     """
     plan = make_plan(messages, seed)
     try:
         audience = demo_view.audience(Console(stderr=True), messages)
         summary = play(plan, audience, with_spark, partial(_stay, plan, as_json) if stay else None)
     except (KeyboardInterrupt, asyncio.CancelledError) as stop:
-        Console(stderr=True).print("Stopped: server and workers are gone.", highlight=False)
+        Console(stderr=True).print("Stopped; server and workers have ended.", highlight=False)
         raise typer.Exit(_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else _TERMINATED) from None
     show(summary, as_json)
     if not summary.holds:
         raise typer.Exit(1)
-    say("`penstock demo --stay` keeps the server up, with a producer, workers and a dashboard, to look around.")
+    say("Run `penstock demo --stay` to keep the server running, with a producer, workers and a dashboard.")
 
 
 def play(
@@ -143,9 +144,9 @@ async def _direct(url: str, workers: DemoWorkers, plan: Plan, audience: Audience
         if not with_spark:
             return summary
         if not demo_spark.is_installed():
-            audience.tell("Spark is not installed: its part is left out (pip install 'penstock[spark]')")
+            audience.tell("Spark is not installed, so its part is skipped (pip install 'penstock[spark]')")
             return summary
-        audience.tell("Spark starts")
+        audience.tell("starting Spark")
         return replace(summary, spark=await demo_spark.count(client, url, audience.tell))
 
 
@@ -156,7 +157,7 @@ def show(summary: DemoSummary, as_json: bool) -> None:
     else:
         Console().print(demo_view.table(summary))
     if not summary.is_finished:
-        Console(stderr=True).print("The time was up before all orders were settled: the rest is queued.")
+        Console(stderr=True).print("Time ran out before all orders were settled; the rest are still queued.")
     if not as_json or not summary.holds:
         Console(stderr=not summary.holds).print(
             demo_view.verdict(summary), style="bold", highlight=False, markup=False, soft_wrap=True

@@ -76,14 +76,14 @@ class Director:
     async def run(self) -> DemoSummary:
         """Play it through; return what came of it."""
         server = await self._client.capabilities()
-        self._audience.tell(f"{server.product} {server.version} is up; {self._plan.messages:,} orders are coming")
+        self._audience.tell(f"{server.product} {server.version} is running; publishing {self._plan.messages:,} orders")
         await self._group.ensure()
         for number in range(1, WORKERS + 1):
             self._workers.start(_name(number))
         self._audience.tell(f"{' and '.join(self._workers.names)} started, one process each")
         await self._play()
         self._workers.stop()
-        self._audience.tell("the workers have stopped; now the books are read")
+        self._audience.tell("the workers have stopped; counting the results")
         books = await demo_audit.read_books(self._client)
         return self._summary(f"{server.product} {server.version}", books)
 
@@ -135,7 +135,7 @@ class Director:
         held = frozenset([entry_id async for entry_id in demo_audit.pending(self._client, victim)])
         self._kill = Kill(victim, killed_at_s, held)
         self._workers.start(heir)
-        self._audience.tell(f"{victim} was killed with {len(held):,} orders in its hands; {heir} takes its place")
+        self._audience.tell(f"{victim} was killed while holding {len(held):,} orders; {heir} replaces it")
 
     def _summary(self, server: str, books: Books) -> DemoSummary:
         kill = self._kill or Kill("", 0.0, frozenset())  # no worker, nothing held

@@ -18,7 +18,7 @@ from penstock.cli.shown import cell
 from penstock.shown import shown
 
 _LINE_EVERY_S = 1.0
-_HOW = "Counted from Redis at the end, entry by entry: XRANGE and XPENDING."
+_HOW = "Counted in Redis at the end, entry by entry (XRANGE and XPENDING)."
 
 
 class Lines:
@@ -93,15 +93,15 @@ def table(summary: DemoSummary) -> Table:
     made.add_column(no_wrap=True)
     made.add_column(justify="right", style="bold", no_wrap=True)
     made.add_column(style="dim")
-    made.add_row("published", f"{balance.published:,}", "ids that the producers got back")
-    made.add_row("acknowledged", f"{balance.acknowledged:,}", "distinct orders in the handlers' own journal")
+    made.add_row("published", f"{balance.published:,}", "ids returned to the producers")
+    made.add_row("acknowledged", f"{balance.acknowledged:,}", "distinct orders in the handlers' journal")
     why = ", ".join(f"{count} {reason}" for reason, count in summary.dead_letters.items())
     made.add_row("dead-lettered", f"{balance.dead_lettered:,}", cell(why or "none"))
     made.add_row("still queued", f"{balance.queued:,}", "pending or unread entries")
-    made.add_row("lost", f"{balance.lost:,}", "published, and in none of these places")
+    made.add_row("lost", f"{balance.lost:,}", "published, but in none of these places")
     made.add_row("in two places", f"{balance.doubled:,}", "each order must be in exactly one", end_section=True)
     if summary.killed:
-        made.add_row("killed", summary.killed, f"SIGKILL, with {summary.held:,} orders in its hands")
+        made.add_row("killed", summary.killed, f"SIGKILL, while holding {summary.held:,} orders")
         text = f"until its last order was handled; lease {summary.lease_s:g} s"
         made.add_row("recovery", f"{summary.recovery_s:.1f} s", text)
     made.add_row("duplicates", f"{summary.duplicates:,}", _why_duplicates(summary))
@@ -115,7 +115,7 @@ def table(summary: DemoSummary) -> Table:
 def _add_spark(made: Table, spark: SparkCount) -> None:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(spark.kinds.items()))
     made.add_row("read by Spark", f"{spark.parquet:,}", cell(f"of {spark.in_redis:,} in the stream: {kinds}"))
-    made.add_row("back in a stream", f"{spark.back_in_redis:,}", f"out of Parquet; {spark.seconds:.0f} s in all")
+    made.add_row("back in a stream", f"{spark.back_in_redis:,}", f"from Parquet; {spark.seconds:.0f} s in total")
 
 
 def verdict(summary: DemoSummary) -> str:
@@ -125,7 +125,7 @@ def verdict(summary: DemoSummary) -> str:
         f"acknowledged {balance.acknowledged:,} + dead-lettered {balance.dead_lettered:,} + queued {balance.queued:,}"
     )
     if balance.holds and not summary.holds:
-        return "The balance holds, but Spark counts other orders than Redis: please report it. " + str(summary.spark)
+        return "The balance holds, but Spark and Redis count different orders: please report it. " + str(summary.spark)
     if balance.holds:
         spark = " Spark agrees." if summary.spark is not None else ""
         return f"The balance holds: published {balance.published:,} = {terms}.{spark}"
@@ -139,7 +139,10 @@ def _why_duplicates(summary: DemoSummary) -> str:
     if not summary.duplicates:
         return "no order was handled twice"
     if not summary.duplicates_by_the_kill:
-        return "orders handled again after a lease ran out"
+        return "orders handled again after a lease expired"
     rest = summary.duplicates - summary.duplicates_by_the_kill
-    others = f"; {rest:,} after a lease ran out" if rest else ""
-    return f"{summary.duplicates_by_the_kill:,} done by {summary.killed}, killed before it could ack{others}"
+    others = f"; {rest:,} after a lease expired" if rest else ""
+    return (
+        f"{summary.duplicates_by_the_kill:,} handled by {summary.killed}, which was killed before "
+        f"acknowledging them{others}"
+    )

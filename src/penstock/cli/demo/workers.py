@@ -60,7 +60,7 @@ class DemoWorkers:
         for name, worker in self._workers.items():
             code = worker.poll()
             if code is not None:
-                raise DemoWorkerEnded(f"{name} of the demo ended with code {code}; what it said is above")
+                raise DemoWorkerEnded(f"demo worker {name} ended with code {code}; see its output above")
 
     def stop(self) -> None:
         """End all workers: politely, then not."""

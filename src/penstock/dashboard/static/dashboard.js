@@ -88,6 +88,9 @@
     return `${value >= 100 || Number.isInteger(value) ? Math.round(value) : value.toFixed(1)}${units[unit]}`;
   }
 
+  // As everywhere else on the pages.
+  const utc = (seconds) => new Date(seconds * 1000).toISOString().slice(11, 19);
+
   const charts = {
     samples: [],
     plots: [],
@@ -134,12 +137,12 @@
       const options = {
         width: place.clientWidth,
         height: place.clientHeight,
-        padding: [8, 4, 0, 0],
+        padding: [8, 26, 0, 0], // the last time of the axis is centred on its place
         cursor: { show: false },
         legend: { show: false },
         scales: { y: { range: (plot, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
         axes: [
-          { ...axis, size: 22, space: 80, grid: { show: false } },
+          { ...axis, size: 22, space: 80, grid: { show: false }, values: (plot, marks) => marks.map(utc) },
           {
             ...axis, size: 58, space: 30, grid: { stroke: style.borderTopColor, width: 1 },
             values: (plot, marks) => marks.map(formats[figure.dataset.format]),

@@ -49,7 +49,7 @@ class DeadLetterInfo:
 
     @property
     def dead_at(self) -> datetime:
-        """When it was given up."""
+        """When it was dead-lettered."""
         return ids.moment(self.dead_at_ms)
 
     @property

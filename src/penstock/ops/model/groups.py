@@ -7,7 +7,9 @@ from enum import StrEnum
 
 from penstock.model import Lag
 from penstock.ops.model.streams import GroupKind
+from penstock.queue.model import GROUP as QUEUE_GROUP
 
+_DEAD_AFTER_MS, _DEAD_AFTER_IN_QUEUES_MS = 60_000, 360_000
 MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
 
 
@@ -28,6 +30,15 @@ class GroupLag:
     in_per_s: float | None = None  # entries added
     out_per_s: float | None = None  # entries handed to consumers
     drain_s: float | None = None  # 0 = nothing is unread; None = not known, or never at these rates
+
+
+def dead_after_ms(group: str) -> int:
+    """Return how long a consumer that holds messages is silent at most, if it lives.
+
+    Consumers renew what they hold. Those of message queues do so only where they are told to: by default a lease lasts
+    five minutes, and then somebody else takes the message over.
+    """
+    return _DEAD_AFTER_IN_QUEUES_MS if group == QUEUE_GROUP else _DEAD_AFTER_MS
 
 
 class ConsumerState(StrEnum):

@@ -44,7 +44,7 @@ class GroupInfo:
     last_delivered_id: str
     lag: Lag
     oldest_pending_id: str = ""
-    oldest_pending_idle_ms: int = 0
+    oldest_pending_idle_ms: int = 0  # since it was renewed; of one that waits for its next run, since that was due
     retries_waiting: int = 0
     entries_read: int | None = None  # the server's own count, which trimming and deleting make wrong
 

@@ -9,24 +9,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock import ids
-from penstock.errors import DataLost
-from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
 from penstock.spark.archive.file_reader import count_upto
-from penstock.spark.archive.file_writer import StagedFile
-from penstock.spark.archive.state import FileEntry, RangeEntry, State, in_order
-from penstock.spark.archive.table import ArchiveTable, Step, no_step
-from penstock.spark.archive.task import ArchiveTask
-from penstock.spark.lake.files import make_directory
+from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
+from penstock.spark.archive.state import ArchiveConflict, ArchiveDamaged, FileEntry, RangeEntry, State, in_order
+from penstock.spark.archive.table import ArchiveTable
+from penstock.spark.lake.files import FailPoint, make_directory, no_fail_point
+from penstock.spark.source.catalogue import report_loss
 from penstock.spark.source.offsets import BatchRange, IdRange, Offsets, Position
 
-logger = logging.getLogger("penstock.spark")
 Write = Callable[[ArchiveTask], Sequence[StagedFile]]  # runs the task over what is new in the batch
 MAX_FILE_ROWS = 1_000_000
+_HINT = (
+    "They were trimmed before they were archived, or the checkpoint of the run is newer than the table; in that "
+    "case remove the checkpoint, and the run continues where the table ends. To continue without the entries, "
+    "set failOnDataLoss=false (--allow-data-loss)"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class BatchArchiver:
     table: ArchiveTable
     fail_on_data_loss: bool = True
     max_file_rows: int = MAX_FILE_ROWS
-    step: Step = no_step
+    step: FailPoint = no_fail_point
     state: State = field(default_factory=State)
     _last: int | None = None  # commit of a run, as far as this run knows: its own, or one before it began
 
@@ -78,7 +79,7 @@ class BatchArchiver:
         self.table.follow(self.state)
         if self.table.last_append() != self._last:
             raise ArchiveConflict(
-                f"another run has archived to {self.table.location} since this one began: stop one of the two"
+                f"another run has archived to {self.table.location} since this one started: stop one of them"
             )
 
     def _archive(self, wanted: Sequence[_Wanted], write: Write, staging: str) -> int:
@@ -123,9 +124,9 @@ class BatchArchiver:
     def _check_known(self, stream: str, at: Position, archived: Position) -> None:
         if not self._is_known(stream, at):
             raise ArchiveConflict(
-                f"stream {stream!r} brings ids up to {at.id}, and is archived up to {archived.id} with others: it was "
-                f"deleted and created anew, or is another stream of that name. Archive it under another root than "
-                f"{self.table.location}"
+                f"stream {stream!r} has ids up to {at.id}, but other entries are archived up to {archived.id}: "
+                "it was deleted and created again, or is another stream with the same name. Archive it under "
+                f"another root than {self.table.location}"
             )
 
     def _is_known(self, stream: str, at: Position) -> bool:
@@ -151,14 +152,8 @@ class BatchArchiver:
         if lost == 0:
             return 0
         number = "an unknown number of" if lost is None else f"{lost:,}"
-        text = f"stream {stream!r}: {number} entries between {archived.id} and {start.id} are in no archive"
-        if self.fail_on_data_loss:
-            raise DataLost(
-                f"{text}. They were trimmed before they were archived, or the checkpoint of the run is newer than the "
-                "table: then remove it, and the run continues where the table ends. To continue without them, set "
-                "failOnDataLoss=false (--allow-data-loss)"
-            )
-        logger.warning("%s; going on without them (failOnDataLoss=false)", text)
+        text = f"stream {stream!r}: {number} entries between {archived.id} and {start.id} were never archived"
+        report_loss(text, _HINT, fails=self.fail_on_data_loss)
         return lost
 
     def _checked(self, wanted: _Wanted, made: Sequence[FileEntry]) -> RangeEntry:
@@ -168,12 +163,12 @@ class BatchArchiver:
         at = whole.after
         for entry in files:
             if not ids.parse(at) < ids.parse(entry.first) <= ids.parse(entry.last) <= ids.parse(whole.upto):
-                raise ArchiveDamaged(f"stream {whole.stream!r}: {entry.path} overlaps what lies before or behind it")
+                raise ArchiveDamaged(f"stream {whole.stream!r}: {entry.path} overlaps a neighbouring range")
             at = entry.last
         rows = sum(entry.rows for entry in files)
         if whole.after_n is not None and whole.upto_n is not None and rows > whole.upto_n - whole.after_n:
             raise ArchiveDamaged(
-                f"stream {whole.stream!r}: {rows:,} entries were read behind {whole.after} up to {whole.upto}, where "
+                f"stream {whole.stream!r}: read {rows:,} entries after {whole.after} up to {whole.upto}, but "
                 f"the server counts {whole.upto_n - whole.after_n:,}; nothing was committed"
             )
         return replace(whole, rows=rows)
@@ -185,6 +180,6 @@ class BatchArchiver:
             path = f"{staging}/{made.entry.path}"
             if found.get(path) != made.entry.bytes:
                 raise ArchiveDamaged(
-                    f"{self.table.location}/{path} is not there as its task wrote it: the driver and all executors "
-                    f"must share {self.table.location}. Nothing was committed"
+                    f"the driver does not see {self.table.location}/{path} as its task wrote it: the driver and "
+                    f"all executors must share {self.table.location}. Nothing was committed"
                 )

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.spark.archive.batch import MAX_FILE_ROWS
-from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_reader import damaged, read_rows, why_changed
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.archive.state import FileEntry, State
-from penstock.spark.archive.table import ArchiveTable, Step, no_step
-from penstock.spark.lake.files import Location
+from penstock.spark.archive.state import ArchiveDamaged, FileEntry, State
+from penstock.spark.archive.table import ArchiveTable
+from penstock.spark.lake.files import FailPoint, Location, no_fail_point
 
 TARGET_BYTES = 256 << 20
 GRACE_S = 3600.0
@@ -45,7 +44,7 @@ class Compaction:
     target_bytes: int = TARGET_BYTES
     max_file_rows: int = MAX_FILE_ROWS
     grace_s: float = GRACE_S
-    step: Step = no_step
+    step: FailPoint = no_fail_point
     state: State = field(default_factory=State)
     sweeps: ClassVar[bool] = True  # also for files that the log has forgotten, which takes a look at all files
 
@@ -98,7 +97,9 @@ class Compaction:
         made = writer.close()
         entry, rows = made.entry, sum(e.rows for e in files)
         if (entry.first, entry.last, entry.rows) != (files[0].first, files[-1].last, rows):
-            raise ArchiveDamaged(f"{entry.path} does not hold what {len(files)} files held; nothing was changed")
+            raise ArchiveDamaged(
+                f"{entry.path} does not contain the rows of the {len(files)} files it replaces; nothing was changed"
+            )
         return made
 
     def _copy(self, entry: FileEntry, writer: FileWriter) -> None:
@@ -156,7 +157,7 @@ def compact(
     target_bytes: int = TARGET_BYTES,
     max_file_rows: int = MAX_FILE_ROWS,
     grace_s: float = GRACE_S,
-    step: Step = no_step,
+    step: FailPoint = no_fail_point,
     storage_options: Mapping[str, str] | None = None,
 ) -> Compacted:
     """Compact an archive; see the module."""

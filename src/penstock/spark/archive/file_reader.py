@@ -12,9 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock import envelope, ids
-from penstock.spark.archive.errors import ArchiveDamaged
-from penstock.spark.archive.rows import SCHEMA, between, is_behind, unsigned
-from penstock.spark.archive.state import FileEntry
+from penstock.spark.archive.state import SCHEMA, ArchiveDamaged, FileEntry, between, is_behind, unsigned
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location
 from penstock.spark.runtime.code_shipping import Shipped
@@ -104,14 +102,14 @@ def _opened(table: ArchiveTable, entry: FileEntry) -> pq.ParquetFile:
         raise _unreadable(table, entry, error) from None
     if source.metadata.num_rows != entry.rows:
         raise ArchiveDamaged(
-            f"{table.location}/{entry.path} has {source.metadata.num_rows:,} entries, the log says {entry.rows:,}; run "
-            "`penstock archive verify`"
+            f"{table.location}/{entry.path} has {source.metadata.num_rows:,} entries, but the log says "
+            f"{entry.rows:,}; run `penstock archive verify`"
         )
     return source
 
 
 def _unreadable(table: ArchiveTable, entry: FileEntry, error: Exception) -> ArchiveDamaged:
-    return ArchiveDamaged(f"{table.location}/{entry.path} cannot be read ({error}); run `penstock archive verify`")
+    return ArchiveDamaged(f"cannot read {table.location}/{entry.path} ({error}); run `penstock archive verify`")
 
 
 def _ms(source: pq.ParquetFile, group: int) -> Any:
@@ -163,7 +161,7 @@ def why_changed(table: ArchiveTable, path: str, size: int, sha256: str) -> str |
     if found != size:
         return f"it has {found:,} bytes instead of {size:,}"
     if checksum(table, path) != sha256:
-        return "its bytes are not those that were written"
+        return "its checksum does not match"
     return None
 
 
@@ -222,6 +220,13 @@ def _why(table: ArchiveTable, path: str, size: int, sha256: str) -> str | None:
         return str(error)
 
 
+def missing(error: FileNotFoundError) -> ArchiveDamaged:
+    """Return the error for a file that is not there, though no compaction has replaced it."""
+    return ArchiveDamaged(f"{error.filename or error} is missing; run `penstock archive verify`")
+
+
 def damaged(location: Location, path: str, why: str) -> ArchiveDamaged:
     """Return the error for a file that must not be used."""
-    return ArchiveDamaged(f"{location}/{path} is damaged: {why}. Nothing of it was used; run `penstock archive verify`")
+    return ArchiveDamaged(
+        f"{location}/{path} is damaged: {why}. None of its rows were used; run `penstock archive verify`"
+    )

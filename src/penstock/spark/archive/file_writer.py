@@ -1,22 +1,43 @@
-"""Writes one file of entries and, before anybody hears of it, reads it back: what is reported is what is stored."""
+"""What a task of the archive does: sorts the rows of its partition into files, and tells of them.
+
+A partition of the source holds whole pieces of id ranges, each in order. A file never goes beyond a piece or a day, so
+the files of one batch do not overlap, whichever task made them. Before anybody hears of a file it is read back: what is
+reported is what is stored.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock import ids
-from penstock.spark.archive.digest import RowDigest
-from penstock.spark.archive.errors import ArchiveDamaged
 from penstock.spark.archive.file_reader import batches_of
-from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.archive.state import FileEntry, day_of, path_of
-from penstock.spark.lake.files import Store
-from penstock.spark.lake.statistics import statistics
+from penstock.spark.archive.state import (
+    DAY_MS,
+    READ_SCHEMA,
+    SCHEMA,
+    ArchiveDamaged,
+    FileEntry,
+    day_of,
+    is_behind,
+    path_of,
+    stored,
+    unsigned,
+)
+from penstock.spark.lake.delta import statistics
+from penstock.spark.lake.files import Location, Store
+from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.source.offsets import IdRange
+from penstock.spark.source.options import SourceOptions
+from penstock.spark.source.redis_log import read_ranges
+from penstock.spark.source.rows import LAST_MS, RowBuilder
 
 _GROUP_BYTES = 32 << 20  # of a row group, which is what a writer and a reader hold at a time
 
@@ -58,7 +79,7 @@ class FileWriter:
         if self._first is None:
             self._first = begins
         elif ids.parse(begins) <= ids.parse(self._last):
-            raise ArchiveDamaged(f"stream {self.stream!r}: entry {begins} came behind {self._last}; nothing was kept")
+            raise ArchiveDamaged(f"stream {self.stream!r}: entry {begins} came after {self._last}; nothing was kept")
         self._last = batch.column("id")[-1].as_py()
         self._digest.add(batch)
         self._waiting.append(batch)
@@ -91,9 +112,9 @@ class FileWriter:
         found = Content.of(batches_of(self._file))
         if found != written:
             raise ArchiveDamaged(
-                f"{self._file}: {written.rows:,} entries from {written.first} to {written.last} were written, but "
-                f"{found.rows:,} from {found.first} to {found.last} are read back, or others; check the disk. Nothing "
-                "was committed"
+                f"{self._file}: wrote {written.rows:,} entries from {written.first} to {written.last}, but read "
+                f"back {found.rows:,} from {found.first} to {found.last}, or different ones; check the disk. "
+                "Nothing was committed"
             )
 
     def abandon(self) -> None:
@@ -122,3 +143,156 @@ class Content:
             last = found[-1].as_py()
             digest.add(batch)
         return cls(digest.rows, first, last, digest.sum())
+
+
+class RowDigest:
+    """Takes batches in; batches of any size give the same sum for the same rows."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._columns = [_Column(field.type) for field in schema]
+        self.rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take the next rows in."""
+        self.rows += batch.num_rows
+        for column, array in zip(self._columns, batch.columns, strict=True):
+            column.add(array)
+
+    def sum(self) -> str:
+        """Return the checksum of all rows so far."""
+        whole = hashlib.sha256(str(self.rows).encode())
+        for column in self._columns:
+            column.put(whole)
+        return whole.hexdigest()
+
+
+class _Column:
+    """The sums of one column: of which values are there, of their lengths, and of what they are."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._valid, self._lengths, self._values = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
+        self._inner = [_Column(kind.key_type), _Column(kind.item_type)] if pa.types.is_map(kind) else []
+
+    def add(self, array: Any) -> None:
+        valid = np.asarray(array.is_valid().cast(pa.uint8()))
+        self._valid.update(valid.tobytes())
+        if array.null_count:
+            array = array.drop_null()  # what lies under a null is anything
+        if pa.types.is_map(self._kind):
+            offsets = np.asarray(array.offsets)
+            self._lengths.update(np.diff(offsets).astype("<i4").tobytes())
+            start, stop = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+            self._inner[0].add(array.keys.slice(start, stop - start))
+            self._inner[1].add(array.items.slice(start, stop - start))
+        elif pa.types.is_binary(self._kind) or pa.types.is_string(self._kind):
+            self._text(array)
+        else:
+            self._values.update(np.asarray(array.cast(pa.int64())).astype("<i8").tobytes())
+
+    def _text(self, array: Any) -> None:
+        if not len(array):
+            return
+        _, offsets, values = array.buffers()
+        ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+        self._lengths.update(np.diff(ends).astype("<i4").tobytes())
+        if values is not None:
+            self._values.update(memoryview(values)[int(ends[0]) : int(ends[-1])])
+
+    def put(self, whole: Any) -> None:
+        """Put the sums of the column into the sum of all."""
+        for part in (self._valid, self._lengths, self._values):
+            whole.update(part.digest())
+        for inner in self._inner:
+            inner.put(whole)
+
+
+@dataclass(frozen=True)
+class ArchiveTask:
+    """Settings that travel to the tasks."""
+
+    location: Location
+    staging: str
+    pieces: tuple[IdRange, ...]
+    max_file_rows: int
+
+    def copy(self, options: SourceOptions, ranges: Sequence[IdRange]) -> list[StagedFile]:
+        """Read ranges of ids and write them; this is what an executor does."""
+        freeze_gc()
+        local = self.location.local
+        if local is not None and not (local / self.staging).is_dir():
+            raise ArchiveDamaged(
+                f"{local / self.staging}, which the driver created, does not exist on {socket.gethostname()}: "
+                "the driver and all executors must share the file system of the archive. Nothing was committed"
+            )
+        return self.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
+        """Write rows as the source gives them."""
+        sorter = _Sorter(self.location.store, self.staging, self.pieces, self.max_file_rows)
+        try:
+            for batch in batches:
+                sorter.take(batch)
+            return sorter.close()
+        except BaseException:
+            sorter.abandon()
+            raise
+
+
+class _Sorter:
+    """Puts rows into the file of their piece and day; one file is open at a time."""
+
+    def __init__(self, store: Store, staging: str, pieces: Sequence[IdRange], max_rows: int) -> None:
+        self._store, self._staging, self._max_rows = store, staging, max_rows
+        self._pieces: dict[str, list[IdRange]] = {}
+        for piece in pieces:
+            self._pieces.setdefault(piece.stream, []).append(piece)
+        self._writer: FileWriter | None = None
+        self._place: tuple[str, int, int] | None = None
+        self._made: list[StagedFile] = []
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Take rows of any streams."""
+        if not batch.num_rows:
+            return
+        names = batch.column("stream").to_pylist()
+        ends = [n for n in range(1, len(names)) if names[n] != names[n - 1]] + [len(names)]
+        start = 0
+        for end in ends:
+            self._take_stream(names[start], batch.slice(start, end - start))
+            start = end
+
+    def _take_stream(self, stream: str, batch: pa.RecordBatch) -> None:
+        ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
+        numbers = np.full(len(ms), -1, np.int64)  # of the piece; -1 = not wanted, because it is archived already
+        for number, piece in enumerate(self._pieces.get(stream, ())):
+            numbers[is_behind(ms, seq, piece.after) & ~is_behind(ms, seq, piece.upto)] = number
+        days = np.minimum(ms, np.uint64(LAST_MS)) // np.uint64(DAY_MS)
+        changes = np.flatnonzero((np.diff(numbers) != 0) | (np.diff(days) != 0)) + 1
+        start = 0
+        for end in [*changes.tolist(), len(ms)]:
+            if numbers[start] >= 0:
+                self._put((stream, int(numbers[start]), int(days[start])), batch.slice(start, end - start))
+            start = end
+
+    def _put(self, place: tuple[str, int, int], batch: pa.RecordBatch) -> None:
+        is_full = self._writer is not None and self._writer.rows >= self._max_rows
+        if self._writer is None or place != self._place or is_full:
+            self._finish()
+            self._writer, self._place = FileWriter(self._store, self._staging, place[0]), place
+        self._writer.add(stored(batch))
+
+    def _finish(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self._made.append(writer.close())
+
+    def close(self) -> list[StagedFile]:
+        """End the last file; return all."""
+        self._finish()
+        return self._made
+
+    def abandon(self) -> None:
+        """Forget the file that is open."""
+        if self._writer is not None:
+            self._writer.abandon()

@@ -7,26 +7,19 @@ both. What retention trims while a task reads has been archived before, so a hol
 from __future__ import annotations
 
 import fnmatch
-import logging
 import math
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock import ids
-from penstock.errors import DataLost
-from penstock.spark.archive.cold_log import ColdLog
-from penstock.spark.archive.coverage import Coverage
-from penstock.spark.runtime.retry import retry
-from penstock.spark.source.catalogue import StreamSelection, StreamState, look
-from penstock.spark.source.loss import Gap, find_gap
+from penstock.spark.archive.cold_log import ColdLog, Coverage
+from penstock.spark.runtime.link import retry
+from penstock.spark.source.catalogue import Gap, StreamSelection, StreamState, find_gap, look, report_loss
 from penstock.spark.source.offsets import IdRange, Position, between
 from penstock.spark.source.options import Bound
-from penstock.spark.source.redis_log import Reading, RedisLog
+from penstock.spark.source.redis_log import Reading, RedisLog, Scanner
 from penstock.spark.source.rows import Entry, Page
-from penstock.spark.source.scan import Scanner
-
-logger = logging.getLogger("penstock.spark")
 
 
 @dataclass(frozen=True)
@@ -107,11 +100,8 @@ class _HotScanner(Scanner):
         if gap is None:
             return
         if gap.count != 0:
-            if self.fail_on_data_loss:
-                raise DataLost(
-                    f"{gap}, and they are not in the archive. Set option failOnDataLoss=false to go on without them"
-                )
-            logger.warning("%s, and they are not in the archive; going on without them (failOnDataLoss=false)", gap)
+            hint = "Set option failOnDataLoss=false to continue without them"
+            report_loss(f"{gap}, and they are not in the archive", hint, fails=self.fail_on_data_loss)
         if self.cold.coverage(stream).holding(gap.resume.id) is not None:
             raise _SwitchToArchive(stream, at.id, gap.resume)
 
@@ -243,11 +233,9 @@ class HybridLog(RedisLog):
         if archived is None or ids.parse(end.id) < ids.parse(archived.id):
             return
         gap = self.gap(stream, archived, state)
-        if gap is None or gap.count == 0:
-            return
-        if self.options.fail_on_data_loss:
-            raise DataLost(f"{gap}, and they are not in the archive. Set option failOnDataLoss=false to read the rest")
-        logger.warning("%s, and they are not in the archive; going on without them (failOnDataLoss=false)", gap)
+        if gap is not None and gap.count != 0:
+            hint = "Set option failOnDataLoss=false to read the rest"
+            report_loss(f"{gap}, and they are not in the archive", hint, fails=self.options.fail_on_data_loss)
 
     def cuts(self, whole: IdRange, pieces: int) -> tuple[str, ...]:
         """Return where to cut a range: between files of the archive, or between their row groups, and then by time."""

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.spark.archive.errors import ArchiveConflict
+from penstock.spark.archive.state import ArchiveConflict
 from penstock.spark.lake.files import Location
 from penstock.spark.runtime.files import lock
 
 _FILES = {"run": "_lock", "compact": "_compact_lock"}
-_WHAT = {"run": "run archives to", "compact": "compaction is at work on"}
+_WHAT = {"run": "run is archiving to", "compact": "compaction is running on"}
 _held: dict[Path, ArchiveLock] = {}
 _guard = threading.Lock()
 
@@ -87,4 +87,4 @@ def _locked(file: Path, kind: str, flags: int) -> int:
 
 
 def _conflict(file: Path, kind: str) -> ArchiveConflict:
-    return ArchiveConflict(f"another {_WHAT[kind]} {file.parent} at this moment: wait until it ends, or stop it")
+    return ArchiveConflict(f"another {_WHAT[kind]} {file.parent}: wait until it ends, or stop it")

@@ -16,11 +16,10 @@ import pyarrow as pa
 
 from penstock import ids
 from penstock.errors import ConfigurationError
-from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.file_reader import batches_of
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.archive.state import RangeEntry
+from penstock.spark.archive.state import ArchiveConflict, ArchiveDamaged, ArchiveMissing, RangeEntry
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location, make_directory
 
@@ -43,10 +42,10 @@ def import_archive(
     """
     place = Location.of(old, what="archive").local
     if place is None or not (place / "_manifest").is_dir():
-        raise ArchiveMissing(f"there is no archive of the old format at {old}: it would have a folder _manifest")
+        raise ArchiveMissing(f"there is no archive of the old format at {old}: the folder _manifest is missing")
     table = ArchiveTable.of(root, storage_options)
     if table.location.local == place:
-        raise ConfigurationError("--archive must be another place than --from: the old archive stays as it is")
+        raise ConfigurationError("--archive must differ from --from: the old archive is not changed")
     files, ranges = _state(place / "_manifest")
     table.location.check_writable("archive")
     if table.location.local is not None:
@@ -92,7 +91,7 @@ def _commits(manifest: Path) -> Iterator[dict[str, Any]]:
         check = body.pop("check", None)
         text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         if body.get("v") != _VERSION or body.get("seq") != number or hashlib.sha256(text.encode()).hexdigest() != check:
-            raise ArchiveDamaged(f"{file} was changed, or a commit before it is missing: nothing more was copied")
+            raise ArchiveDamaged(f"{file} was changed, or an earlier commit is missing; stopped copying")
         yield body
 
 
@@ -104,11 +103,11 @@ def _copied(table: ArchiveTable, staging: str, place: Path, entry: Mapping[str, 
     """Copy one file, after its bytes were compared with the manifest."""
     file = place / entry["path"]
     if not file.resolve().is_relative_to(place.resolve()):
-        raise ArchiveDamaged(f"{file} leads out of the archive: nothing behind it is used")
+        raise ArchiveDamaged(f"{file} points outside of the archive and was not read")
     try:
         with file.open("rb") as source:
             if hashlib.file_digest(source, "sha256").hexdigest() != entry["sha256"]:
-                raise ArchiveDamaged(f"{file} is damaged: its bytes are not those that were written")
+                raise ArchiveDamaged(f"{file} is damaged: its checksum does not match")
         writer = FileWriter(table.store, staging, entry["stream"])
         try:
             for batch in batches_of(file):
@@ -117,10 +116,10 @@ def _copied(table: ArchiveTable, staging: str, place: Path, entry: Mapping[str, 
             writer.abandon()
             raise
     except (OSError, pa.ArrowException) as error:
-        raise ArchiveDamaged(f"{file} cannot be read: {error}") from error
+        raise ArchiveDamaged(f"cannot read {file}: {error}") from error
     made = writer.close()
     if (made.entry.rows, made.entry.first, made.entry.last) != (entry["rows"], entry["first"], entry["last"]):
-        raise ArchiveDamaged(f"{file} does not hold the {entry['rows']:,} entries that its manifest says")
+        raise ArchiveDamaged(f"{file} does not contain the {entry['rows']:,} entries that its manifest lists")
     return made
 
 
@@ -130,6 +129,6 @@ def _check_same(stream: str, new: Sequence[RangeEntry], old: Sequence[RangeEntry
         after, upto = ids.parse(each.after), ids.parse(each.upto)
         if not any(ids.parse(there.after) <= after and upto <= ids.parse(there.upto) for there in new):
             raise ArchiveConflict(
-                f"stream {stream!r} is in the new archive, but without the ids behind {each.after} up to {each.upto} "
-                "of the old one: import into a new archive before anything is archived there"
+                f"stream {stream!r} is already in the new archive, but without the ids after {each.after} up to "
+                f"{each.upto} of the old one: import into a new archive, before archiving anything else to it"
             )

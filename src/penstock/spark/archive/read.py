@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,24 +12,21 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock import ids
-from penstock.errors import ConfigurationError, DataLost, StreamMissing
+from penstock.errors import ConfigurationError, StreamMissing
 from penstock.spark.archive.file_reader import batches_of
-from penstock.spark.archive.rows import DDL, WHOLE_FIELDS
 from penstock.spark.archive.run import starting_after
-from penstock.spark.archive.state import FileEntry, RangeEntry, State
+from penstock.spark.archive.state import DDL, WHOLE_FIELDS, FileEntry, RangeEntry, State
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location
 from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.link import retry
 from penstock.spark.runtime.master import enough_tasks
-from penstock.spark.runtime.retry import retry
-from penstock.spark.source.catalogue import look, naming
-from penstock.spark.source.loss import find_gap
+from penstock.spark.source.catalogue import find_gap, look, naming, report_loss
 from penstock.spark.source.options import SourceOptions, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-logger = logging.getLogger("penstock.spark")
 _CHECKED = "parquet.page.verify-checksum.enabled"
 Moment = str | int | datetime | None
 
@@ -51,7 +47,7 @@ def read(
     With `hot`, the options of the source (`url` and so on), also what Redis holds behind the last archived id. The
     files are those that the table consists of when this is called.
 
-    Guarantees: no entry twice. None is missing: one that was trimmed before it was archived raises DataLost, now or
+    Guarantees: no entry twice. None is missing: one that was trimmed before it was archived raises DataLost now or
     when the table is read; with `fail_on_data_loss=False` it is logged instead.
 
     Raises: ConfigurationError, StreamMissing, ArchiveDamaged, DataLost.
@@ -84,7 +80,7 @@ def moment_ms(name: str, moment: Moment) -> int | None:
 def check_order(low: int | None, high: int | None) -> None:
     """Raise ConfigurationError if nothing can lie between two times."""
     if low is not None and high is not None and low >= high:
-        raise ConfigurationError(f"from ({low}) must be before to ({high}): nothing lies between them")
+        raise ConfigurationError(f"from ({low}) must be before to ({high})")
 
 
 def chosen(state: State, streams: str | Sequence[str] | None, *, is_hot: bool) -> list[str]:
@@ -93,7 +89,7 @@ def chosen(state: State, streams: str | Sequence[str] | None, *, is_hot: bool) -
     unknown = [name for name in names if name not in state.ranges]
     if unknown and not is_hot:
         raise StreamMissing(
-            f"there is no stream {', '.join(map(repr, unknown[:5]))} in the archive; it has "
+            f"the archive has no stream {', '.join(map(repr, unknown[:5]))}; it has "
             f"{', '.join(map(repr, state.streams[:20])) or 'none'}"
         )
     return names
@@ -156,13 +152,11 @@ def _hot_frame(
     states = retry(lambda: look(options.link.client(), names), options.retry_timeout.total_seconds())
     for name in names:
         if name not in ends and states[name] is None:
-            raise StreamMissing(f"there is no stream {name!r}, neither in the archive nor in Redis")
+            raise StreamMissing(f"stream {name!r} exists neither in the archive nor in Redis")
         gap = find_gap(name, ends[name], states[name]) if name in ends else None
-        if gap is None:
-            continue
-        if fail_on_data_loss:
-            raise DataLost(f"between the archive and Redis: {gap}. Pass fail_on_data_loss=False to read what is left")
-        logger.warning("between the archive and Redis: %s; reading what is left", gap)
+        if gap is not None:
+            lost, hint = f"between the archive and Redis: {gap}", "Pass fail_on_data_loss=False to read the rest"
+            report_loss(lost, hint, fails=fail_on_data_loss, then="reading the rest")
     return spark.read.format("redis_streams").schema(DDL).options(**given).load()
 
 

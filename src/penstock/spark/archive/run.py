@@ -18,20 +18,18 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
 from penstock.spark.archive.compact import SmallFiles
-from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged
-from penstock.spark.archive.file_writer import StagedFile
+from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.archive.state import State
-from penstock.spark.archive.table import ArchiveTable, Step, no_step
-from penstock.spark.archive.task import ArchiveTask
-from penstock.spark.lake.files import Location, make_directory
+from penstock.spark.archive.state import ArchiveConflict, ArchiveDamaged, State
+from penstock.spark.archive.table import ArchiveTable
+from penstock.spark.lake.files import FailPoint, Location, make_directory, no_fail_point
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.errors import StopAsked
+from penstock.spark.runtime.link import retry
 from penstock.spark.runtime.master import is_connect
-from penstock.spark.runtime.prerequisites import has_read_limits
-from penstock.spark.runtime.retry import retry
+from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.catalogue import look, require
-from penstock.spark.source.offsets import IdRange, Offsets, Position
+from penstock.spark.source.offsets import IdRange, Offsets, Position, newest_number
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.partitioning import pack
 from penstock.times import seconds_of
@@ -45,7 +43,6 @@ logger = logging.getLogger("penstock.spark")
 GROUP = "penstock-archive"
 MAX_BATCH_ROWS = 1_000_000
 _CHECKPOINT = "_checkpoint"
-_LINES_BEFORE = 2
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class ArchiveRun:
     trigger: str = "10 seconds"
     storage_options: Mapping[str, str] = field(default_factory=dict)
     compacts: bool = True  # small files, whenever there are many
-    step: Step = no_step
+    step: FailPoint = no_fail_point
     tell: Callable[[CommittedBatch], None] = lambda _: None
     is_stopping: Callable[[], bool] = lambda: False  # asked before each batch: none begins then, and the query ends
 
@@ -85,7 +82,7 @@ class ArchiveRun:
         nothing is written then.
         """
         if is_connect(spark):
-            raise ConfigurationError("the archive needs a classic Spark session: its commits are made by the driver")
+            raise ConfigurationError("archiving needs a classic Spark session, because the driver makes the commits")
         options, table = self.check(), self._table()
         if table.location.local is not None:
             make_directory(table.location.local)
@@ -117,7 +114,7 @@ class ArchiveRun:
         def archive(frame: DataFrame, batch: int) -> None:
             nonlocal compacts
             if self.is_stopping():
-                raise StopAsked(f"batch {batch} has not begun: the archive was asked to stop")
+                raise StopAsked(f"batch {batch} was not started: the archive was asked to stop")
             context, started_s = frame.sparkSession.sparkContext, time.monotonic()
             offsets = offsets_of(checkpoint, batch)
             rows = archiver.archive(offsets, lambda task: copy(context, source, task))
@@ -138,7 +135,7 @@ class ArchiveRun:
         ArchiveLock.check(table.location)
         if table.is_old():
             raise ConfigurationError(
-                f"{table.location} is an archive of an older Penstock: run `penstock archive import` once"
+                f"{table.location} has the format of an older Penstock: run `penstock archive import` once"
             )
         given = self._options(table.location, table.load() if table.exists() else State())
         options = SourceOptions.parse(given)
@@ -148,7 +145,7 @@ class ArchiveRun:
             require(retry(lambda: look(client, options.selection.names), options.retry_timeout.total_seconds()), client)
         if not has_read_limits():
             raise ConfigurationError(
-                "an archive run needs Spark 4.2 or newer, which limits its batches: pip install 'pyspark>=4.2'"
+                "archiving needs Spark 4.2 or newer, which can limit batches: pip install 'pyspark>=4.2'"
             )
         return given
 
@@ -165,7 +162,7 @@ class ArchiveRun:
         except ArchiveConflict:
             return True
         except (PenstockError, OSError) as error:
-            logger.warning("small files of %s stay as they are until the next run: %s", table.location, error)
+            logger.warning("cannot merge the small files of %s; the next run tries again: %s", table.location, error)
             return False
         return True
 
@@ -219,10 +216,7 @@ class Copying(Shipped):
         return self.task.copy(self.options, share)
 
 
-# --- what Spark's checkpoint says of a batch: the ranges of ids that it takes ---
-#
-# Spark writes the end of a batch into `offsets/<number>` before it runs the batch: a line with a version, one with
-# settings, and one for each source. Ours says where the batch begins as well (source/offsets.py).
+# --- what Spark's checkpoint says of a batch: the ranges of ids that it takes, and where they begin ---
 
 
 def _checkpoint(location: Location) -> Path:
@@ -240,12 +234,10 @@ def _checkpoint(location: Location) -> Path:
 
 def offsets_of(checkpoint: Path, batch: int) -> Offsets:
     """Return what a batch takes of each stream."""
-    file = checkpoint / "offsets" / str(batch)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        return Offsets.load(json.loads(lines[_LINES_BEFORE]))
+        return Offsets.in_checkpoint(checkpoint, batch)
     except (OSError, ValueError, IndexError) as error:
-        raise ArchiveDamaged(f"the checkpoint does not say what batch {batch} is: {file}: {error}") from error
+        raise ArchiveDamaged(f"cannot read batch {batch} in the checkpoint {checkpoint}: {error}") from error
 
 
 def last_committed(location: Location) -> Offsets | None:
@@ -253,5 +245,5 @@ def last_committed(location: Location) -> Offsets | None:
     if location.local is None:
         return None
     checkpoint = location.local / _CHECKPOINT
-    done = [int(file.name) for file in (checkpoint / "commits").glob("*") if file.name.isdigit()]
-    return offsets_of(checkpoint, max(done)) if done else None
+    done = newest_number(checkpoint / "commits")
+    return None if done is None else offsets_of(checkpoint, done)

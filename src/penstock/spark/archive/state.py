@@ -1,4 +1,7 @@
-"""What an archive consists of: files, the ranges of ids that they cover, and the names of both. Pure."""
+"""What an archive consists of: rows, files, the ranges of ids that they cover, and their names; and its errors. Pure.
+
+The payload of an entry is kept once: in the files `fields` holds the fields of an entry other than `data`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,42 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
-from penstock import ids
-from penstock.spark.archive.errors import ArchiveDamaged
-from penstock.spark.lake.delta import DataFile
-from penstock.spark.source.offsets import Position
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock import ids
+from penstock.errors import ConfigurationError, NotFound, PenstockError
+from penstock.spark.lake.delta import DataFile
+from penstock.spark.payload.ddl import to_ddl
+from penstock.spark.source.offsets import Position
+from penstock.spark.source.rows import LAST_MS, times
+
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+Numbers: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+_TEXT = pa.string()
+SCHEMA = pa.schema(
+    [
+        ("stream", _TEXT),
+        ("id", _TEXT),
+        ("ms", pa.int64()),
+        ("seq", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("data", pa.binary()),
+        ("key", _TEXT),
+        ("headers", pa.map_(_TEXT, _TEXT)),
+        ("message_id", _TEXT),
+        ("fields", pa.map_(_TEXT, pa.binary())),
+    ]
+)
+DDL = to_ddl(SCHEMA)
+# What is read of an entry: the rest is in these.
+READ_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in ("timestamp", "data")])
+WHOLE_FIELDS = "map_concat(if(data is null, cast(map() as map<string,binary>), map('data', data)), fields)"
 DAY_MS = 86_400_000
-LAST_MS = 253_402_300_799_999  # the end of the year 9999; an id may be any number, as one that somebody chose
 _LONGEST = 200  # most file systems end a name at 255 bytes
 _KEPT = 160
 FILE = re.compile(
@@ -24,6 +54,75 @@ FILE = re.compile(
     r"_[0-9a-f]+\.parquet",
     re.ASCII,
 )
+
+
+def stored(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of the source as they are kept."""
+    data, rest = _apart(batch.column("fields"))
+    made = {
+        "timestamp": times(batch.column("ms").cast(pa.int64()).to_numpy(), pa.timestamp("us", tz="UTC")),
+        "data": data,
+        "fields": rest,
+    }
+    arrays = [_as(made[f.name] if f.name in made else batch.column(f.name), f.type) for f in SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _as(array: Any, kind: pa.DataType) -> Any:
+    return array if array.type == kind else array.cast(kind)
+
+
+def _apart(fields: Any) -> tuple[Any, Any]:
+    # The entries of all maps lie side by side: those called `data` are taken out, column-wise.
+    offsets = np.asarray(fields.offsets)
+    start, stop = int(offsets[0]), int(offsets[-1])
+    names, values = fields.keys.slice(start, stop - start), fields.items.slice(start, stop - start)
+    is_data = np.asarray(pc.equal(names, "data").cast(pa.uint8())).astype(bool)
+    row_of = np.repeat(np.arange(len(fields)), np.diff(offsets))
+    place = np.full(len(fields), -1, np.int64)
+    place[row_of[is_data]] = np.flatnonzero(is_data)
+    data = values.take(pa.array(place, pa.int64(), mask=place < 0))
+    kept = pa.array(~is_data)
+    before = np.concatenate([[0], np.cumsum(~is_data)])
+    ends = pa.array(before[offsets - start].astype(np.int32))
+    return data.cast(pa.binary()), pa.MapArray.from_arrays(ends, names.filter(kept), values.filter(kept))
+
+
+def is_behind(ms: Numbers, seq: Numbers, entry_id: str) -> Mask:
+    """Return for each row whether its id is greater; both numbers are unsigned, as the server's are."""
+    at_ms, at_seq = (np.uint64(number) for number in ids.parse(entry_id))
+    found: Mask = (ms > at_ms) | ((ms == at_ms) & (seq > at_seq))
+    return found
+
+
+def is_between(batch: pa.RecordBatch, after: str, upto: str) -> Mask:
+    """Return for each row whether its id is behind one id, and not behind another."""
+    ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
+    return is_behind(ms, seq, after) & ~is_behind(ms, seq, upto)
+
+
+def between(batch: pa.RecordBatch, after: str, upto: str) -> pa.RecordBatch:
+    """Return the rows behind one id, up to and with another."""
+    mask = is_between(batch, after, upto)
+    return batch if bool(mask.all()) else batch.filter(pa.array(mask))
+
+
+def unsigned(column: Any) -> Numbers:
+    """Return a column of signed 64-bit numbers as those that it was made of: beyond the half they have wrapped."""
+    found: Numbers = column.to_numpy().view(np.uint64)
+    return found
+
+
+class ArchiveMissing(NotFound, ConfigurationError):
+    """There is no archive at the path that was named."""
+
+
+class ArchiveDamaged(PenstockError):
+    """The archive is not what its log says, or the log itself is not whole."""
+
+
+class ArchiveConflict(PenstockError):
+    """Somebody else wrote to the archive, or a stream has come back with ids that are archived already."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +144,7 @@ class FileEntry:
         match = check_path(file.path)
         stream, day = file.partition.get("stream"), file.partition.get("day")
         if stream is None or day is None or file.rows is None:
-            raise ArchiveDamaged(f"the table does not say what is in {file.path}: no archive has written it")
+            raise ArchiveDamaged(f"the table has no description of {file.path}: it was not written by an archive run")
         return cls(file.path, stream, day, match["first"], match["last"], file.rows, file.size, match["sha256"])
 
     def data_file(self, stats: str = "{}") -> DataFile:
@@ -135,7 +234,7 @@ def check_path(path: str) -> re.Match[str]:
     """Raise ArchiveDamaged unless a path is one that path_of() makes: a log may have been written by anybody."""
     match = FILE.fullmatch(path)
     if match is None:
-        raise ArchiveDamaged(f"the table names {path!r}, which is no file of an archive: nothing of it is used")
+        raise ArchiveDamaged(f"the table refers to {path!r}, which is not a file of an archive and was not read")
     return match
 
 

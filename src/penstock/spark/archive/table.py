@@ -18,19 +18,30 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from penstock import ids
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.spark.archive.errors import ArchiveConflict, ArchiveDamaged, ArchiveMissing
-from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.archive.state import DAY_MS, FILE, FileEntry, RangeEntry, State, check_path, safe_name
-from penstock.spark.lake.delta import CommitConflict, DeltaLog, LogDamaged
-from penstock.spark.lake.files import Location, StoredFile
+from penstock.spark.archive.state import (
+    DAY_MS,
+    FILE,
+    SCHEMA,
+    ArchiveConflict,
+    ArchiveDamaged,
+    ArchiveMissing,
+    FileEntry,
+    RangeEntry,
+    State,
+    check_path,
+    safe_name,
+)
+from penstock.spark.lake.delta import CommitConflict, DeltaLog, Info, LogDamaged
+from penstock.spark.lake.files import FailPoint, Location, StoredFile, no_fail_point
 
 STAGING = "_staging"
 # In the log, with a number: of two runs that append at the same time, or of two compactions, one is refused.
@@ -39,6 +50,7 @@ _INFO = "penstock"
 _RANGES = "_ranges"
 _KEPT_RANGES = 2
 _MAINTAIN_EVERY = 20  # commits
+_MOST_SHOWN = 200  # characters of what is no range
 _TABLE_SCHEMA = pa.schema([*SCHEMA, pa.field("day", pa.date32())])
 _CONFIGURATION = {
     # The run shortens the log itself, after it has written down the ranges.
@@ -47,12 +59,17 @@ _CONFIGURATION = {
     "delta.logRetentionDuration": "interval 15 minutes",
     "delta.deletedFileRetentionDuration": "interval 1 day",
 }
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """The ranges of all commits up to one, as they are written down."""
+
+    table: str
+    ranges: list[RangeEntry]
+
+
 _in_use: set[tuple[Location, str]] = set()  # staging folders of commits that this process is making
-Step = Callable[[str], None]  # told what was just done; tests crash there
-
-
-def no_step(_: str) -> None:
-    """Do nothing between two steps."""
 
 
 def load_state(root: str | Path | Location, options: Mapping[str, str] | None = None) -> State:
@@ -86,7 +103,7 @@ class ArchiveTable:
         """The log of the table; raise ArchiveMissing if there is no archive."""
         if not self.exists():
             hint = " (it has the format of an older Penstock: run `penstock archive import`)" if self.is_old() else ""
-            raise ArchiveMissing(f"there is no archive at {self.location}{hint}: start `penstock archive run` first")
+            raise ArchiveMissing(f"there is no archive at {self.location}{hint}: run `penstock archive run` first")
         assert self._log is not None
         return self._log
 
@@ -114,9 +131,9 @@ class ArchiveTable:
         files = [FileEntry.of(file) for file in log.files()]
         try:
             self._follow_ranges(state)
-        except ArchiveDamaged:
+        except (ArchiveDamaged, LogDamaged) as error:
             if not log.refresh():
-                raise
+                raise ArchiveDamaged(f"{error}") from error
             return self.follow(state)  # the log was shortened twice since it was looked at
         state.files = {entry.path: entry for entry in files}
         state.version = log.version
@@ -134,30 +151,30 @@ class ArchiveTable:
                 found = list(self.log.infos(after))
             except FileNotFoundError as error:
                 raise ArchiveDamaged(
-                    f"{self.location}: the log does not say what was archived by each commit since {after} ({error} is "
-                    "missing); run `penstock archive verify`"
+                    f"{self.location}: the log does not list what each commit since {after} archived ({error} "
+                    "is missing); run `penstock archive verify`"
                 ) from None
+        said = [_said(info) for _, info in found]  # all of them, before any is taken over
         state.ranges = ranges
-        for _, info in found:
-            state.cover(_loaded(each) for each in _said(info))
+        for each in said:
+            state.cover(each)
 
     def _noted(self, version: int) -> tuple[int, dict[str, list[RangeEntry]]]:
         """Return the ranges as they were last written down, up to a version, and the version."""
         for number in reversed(self._noted_versions()):
             if number <= version:
-                content = json.loads(self.store.read(_ranges_path(number)))
-                if content["table"] != self.log.identity:
+                noted = _checked(self.store.read(_ranges_path(number)), msgspec.json.decode, _Noted)
+                if noted.table != self.log.identity:
                     continue  # it was left by a table that was here before
                 found: dict[str, list[RangeEntry]] = {}
-                for each in content["ranges"]:
-                    entry = _loaded(each)
+                for entry in noted.ranges:
                     found.setdefault(entry.stream, []).append(entry)
                 return number, found
         return -1, {}
 
     def _noted_versions(self) -> list[int]:
         names = (Path(file.path).stem for file in self.store.walk(_RANGES))
-        return sorted(int(name) for name in names if name.isdigit())
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     # --- commits ---
 
@@ -177,7 +194,7 @@ class ArchiveTable:
             log.commit([entry.data_file(stats) for entry, stats in files.items()], app=_next(log, APP), info=info)
         except CommitConflict as error:
             raise ArchiveConflict(
-                f"another run has archived to {self.location} at the same time: stop one of the two"
+                f"another run has archived to {self.location} at the same time: stop one of them"
             ) from error
         self._apply(state, files, (), ranges)
 
@@ -192,13 +209,15 @@ class ArchiveTable:
         """
         self.follow(state)
         if any(entry.path not in state.files for entry in old):
-            raise ArchiveConflict(f"another compaction of {self.location} replaced the same files; let one of them run")
+            raise ArchiveConflict(
+                f"another compaction of {self.location} replaced the same files: run only one at a time"
+            )
         add, remove = [e.data_file(stats) for e, stats in new.items()], [e.data_file() for e in old]
         try:
             self.log.commit(add, remove, app=_next(self.log, COMPACTION), has_new_rows=False)
         except CommitConflict as error:
             raise ArchiveConflict(
-                f"another compaction of {self.location} replaced the same files; let one of them run"
+                f"another compaction of {self.location} replaced the same files: run only one at a time"
             ) from error
         self._apply(state, new, old, ())
 
@@ -219,7 +238,7 @@ class ArchiveTable:
         noted = self._noted_versions()
         return state.version - (noted[-1] if noted else 0)
 
-    def maintain(self, state: State, step: Step = no_step) -> None:
+    def maintain(self, state: State, step: FailPoint = no_fail_point) -> None:
         """Write down the ranges and shorten the log, if there are enough new commits to pay for it.
 
         In this order: a commit that is deleted has its ranges elsewhere by then, and who opens the table by the
@@ -296,7 +315,7 @@ class ArchiveTable:
         finally:
             _in_use.discard(mine)
 
-    def place(self, staging: str, entries: Iterable[FileEntry], step: Step = no_step) -> None:
+    def place(self, staging: str, entries: Iterable[FileEntry], step: FailPoint = no_fail_point) -> None:
         """Give staged files their names in the table. They stay staged, so that a kill leaves a list of them."""
         for entry in entries:
             self.check(entry.path)
@@ -345,7 +364,7 @@ class ArchiveTable:
 
 
 def _linked(place: Path) -> ArchiveDamaged:
-    return ArchiveDamaged(f"{place} is a symbolic link, which leads out of the archive: nothing behind it is used")
+    return ArchiveDamaged(f"{place} is a symbolic link that points outside of the archive, and was not read")
 
 
 def _next(log: DeltaLog, app: str) -> tuple[str, int]:
@@ -356,15 +375,19 @@ def _ranges_path(version: int) -> str:
     return f"{_RANGES}/{version:020d}.json"
 
 
-def _said(info: Mapping[str, Any]) -> list[Any]:
+def _said(info: Info) -> list[RangeEntry]:
     found = info.get(_INFO)
-    return list(found.get("ranges", ())) if isinstance(found, dict) else []
+    return _checked(found.get("ranges", []), msgspec.convert, list[RangeEntry]) if isinstance(found, dict) else []
 
 
-def _loaded(each: Any) -> RangeEntry:
+def _checked(told: Any, read: Callable[..., Any], kind: Any) -> Any:
+    # Whoever may write to the folder may have written anything.
     try:
-        entry = RangeEntry(**each)
-        ids.parse(entry.after), ids.parse(entry.upto)
-    except (TypeError, AttributeError, ConfigurationError) as error:
-        raise ArchiveDamaged(f"the table says that {each!r} is archived, which is no range of ids") from error
-    return entry
+        found = read(told, type=kind)
+        for entry in found.ranges if isinstance(found, _Noted) else found:
+            ids.parse(entry.after), ids.parse(entry.upto)
+    except (msgspec.MsgspecError, ConfigurationError, ValueError, RecursionError) as error:
+        text = repr(told)
+        shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+        raise ArchiveDamaged(f"the table lists {shown} as archived, which is not a range of ids: {error}") from error
+    return found

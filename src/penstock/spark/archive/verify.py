@@ -14,11 +14,10 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from penstock import ids
-from penstock.spark.archive.errors import ArchiveDamaged, ArchiveMissing
 from penstock.spark.archive.file_reader import read_rows, why_changed
 from penstock.spark.archive.file_writer import Content
 from penstock.spark.archive.run import last_committed
-from penstock.spark.archive.state import FileEntry, RangeEntry, State
+from penstock.spark.archive.state import ArchiveDamaged, ArchiveMissing, FileEntry, RangeEntry, State
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location, StoredFile
 from penstock.spark.source.offsets import Offsets
@@ -116,7 +115,7 @@ def _file(table: ArchiveTable, entry: FileEntry, *, rows: bool) -> ArchiveFindin
         if rows:
             found = Content.of(read_rows(table, entry))
             if (found.rows, found.first, found.last) != (entry.rows, entry.first, entry.last):
-                return ArchiveFinding("wrong rows", where, f"its rows are not {described}")
+                return ArchiveFinding("wrong rows", where, f"its rows differ from the recorded {described}")
     except FileNotFoundError:
         return ArchiveFinding("missing file", where, f"it held {described}")
     except (OSError, pa.ArrowException, ArchiveDamaged) as error:
@@ -128,7 +127,7 @@ def _unknown(table: ArchiveTable, state: State, stored: Sequence[StoredFile]) ->
     """Yield files that are no part of the table, were not replaced lately, and belong to no run that is at work."""
     unknown = table.unknown_files(stored, state)
     for file in (each for each in unknown if not table.is_forgotten(each, state)):  # those a compaction deletes
-        text = "no commit speaks of it; a run that was killed may have left it"
+        text = "no commit refers to it; a killed run may have left it behind"
         yield ArchiveFinding("unknown file", f"{table.location}/{file.path}", text)
 
 
@@ -152,7 +151,7 @@ def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Ite
     for entry in files:
         first, last = bisect_left(ends, ids.parse(entry.first)), bisect_left(ends, ids.parse(entry.last))
         if last == len(ends) or ids.parse(entry.first) <= ids.parse(ranges[first].after):
-            yield ArchiveFinding("log", where, f"{entry.path} holds ids outside the archived ranges")
+            yield ArchiveFinding("log", where, f"{entry.path} contains ids outside the archived ranges")
             continue
         held[first] += entry.rows
         is_bridged[first:last] = [True] * (last - first)
@@ -162,7 +161,7 @@ def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Ite
             continue
         wanted, found = sum(each.rows for each in ranges[start : number + 1]), sum(held[start : number + 1])
         if wanted != found:
-            text = f"behind {ranges[start].after} up to {ranges[number].upto} {wanted:,} entries were archived, "
+            text = f"after {ranges[start].after} up to {ranges[number].upto}, {wanted:,} entries were archived, but "
             what: What = "missing range" if found < wanted else "overlapping range"
             yield ArchiveFinding(what, where, f"{text}{found:,} are in the table")
         start = number + 1
@@ -171,11 +170,11 @@ def _counts(where: str, ranges: list[RangeEntry], files: list[FileEntry]) -> Ite
 def _joint(before: RangeEntry, each: RangeEntry) -> tuple[What, str] | None:
     ends, begins = ids.parse(before.upto), ids.parse(each.after)
     if begins < ends:
-        return "overlapping range", f"ids behind {each.after} up to {before.upto} are archived twice"
+        return "overlapping range", f"ids after {each.after} up to {before.upto} are archived twice"
     is_known = each.lost is None or each.lost > 0
     is_same = before.upto_n is not None and before.upto_n == each.after_n
     if begins > ends and not is_known and not is_same:
-        return "missing range", f"ids behind {before.upto} up to {each.after} are not archived"
+        return "missing range", f"ids after {before.upto} up to {each.after} are not archived"
     return None
 
 
@@ -192,7 +191,7 @@ def _beyond(committed: Offsets | None, state: State) -> Iterator[ArchiveFinding]
         if at.id != ids.ZERO and ids.parse(at.id) > ids.parse(end.id if end else ids.ZERO):
             if at.rank is not None and at.rank == (end.rank if end else 0):
                 continue  # further, but past no entry
-            text = f"ids behind {end.id if end else ids.ZERO} up to {at.id} are in no commit of the table"
+            text = f"ids after {end.id if end else ids.ZERO} up to {at.id} are not in any commit of the table"
             yield ArchiveFinding("missing range", f"stream {stream!r}", f"{text}, though Spark has committed them")
 
 
@@ -201,4 +200,6 @@ def _losses(state: State) -> Iterator[str]:
         for each in state.ranges[stream]:
             if each.lost is None or each.lost:
                 number = "an unknown number of" if each.lost is None else f"{each.lost:,}"
-                yield f"stream {stream!r}: {number} entries before {each.after} were gone before they could be archived"
+                yield (
+                    f"stream {stream!r}: {number} entries before {each.after} were lost before they could be archived"
+                )

@@ -1,33 +1,41 @@
 """Delta Lake tables through the library `deltalake`, without a jar: somebody else writes the files, this commits them.
 
 A commit may carry the number of a batch (`txn` in the log of the table): of two writers that commit the same batch one
-is refused, and `last()` says which batches are in the table, however long ago they were committed.
+is refused, and `last()` says which batches are in the table, however long ago they were committed. Files are committed
+with statistics from their footers: readers skip files by them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from penstock.errors import PenstockError
-from penstock.spark.lake.files import Location
+from penstock.spark.lake.files import Location, one_line, translated
+from penstock.spark.runtime.versions import required
 
 if TYPE_CHECKING:
     from typing import Self
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_STACK = re.compile(r"\s+0: ")
+    import pyarrow.parquet as pq
+
+ATTEMPTS = 5  # of a change that others may get in the way of
 _HOUR_S = 3_600
 Info = Mapping[str, Any]  # what a commit says beside its files; values are those of JSON
+_MOST_COLUMNS = 32  # as delta.dataSkippingNumIndexedCols has it
+_LONGEST_TEXT = 32
+_LAST_CHARACTER = "\U0010ffff"
+_MS = timedelta(milliseconds=1)
 
 
 class DeltaMissing(PenstockError):
@@ -50,19 +58,13 @@ class DataFile:
     size: int
     partition: Mapping[str, str | None] = field(default_factory=dict)
     rows: int | None = None  # None: unknown
-    stats: str = "{}"  # only to be committed: see lake/statistics.py
+    stats: str = "{}"  # only to be committed: see statistics()
     modified_ms: int = 0
 
 
 def library() -> Any:
     """Return the module `deltalake`; raise DeltaMissing if it is not installed."""
-    try:
-        import deltalake
-    except ImportError as error:
-        raise DeltaMissing(
-            f"deltalake is needed and cannot be imported ({error}): pip install 'penstock[delta]'"
-        ) from error
-    return deltalake
+    return required("deltalake", DeltaMissing, "a Delta Lake table", "'penstock[delta]'")
 
 
 class DeltaLog:
@@ -75,9 +77,9 @@ class DeltaLog:
     def open(cls, location: Location) -> Self | None:
         """Open a table; return None if there is none. Raise LogDamaged if its log cannot be read."""
         with _translated(location):
-            if not library().DeltaTable.is_deltatable(location.uri, _options(location)):
+            if not library().DeltaTable.is_deltatable(location.uri, dict(location.options)):
                 return None
-            return cls(location, library().DeltaTable(location.uri, storage_options=_options(location)))
+            return cls(location, library().DeltaTable(location.uri, storage_options=dict(location.options)))
 
     @classmethod
     def create(
@@ -89,14 +91,21 @@ class DeltaLog:
     ) -> Self:
         """Open a table, and make it if there is none."""
         with _translated(location):
-            table = library().DeltaTable.create(
-                location.uri,
-                schema=library().Schema.from_arrow(schema),
-                mode="ignore",
-                partition_by=list(partition_by),
-                configuration=configuration,
-                storage_options=_options(location),
-            )
+            from deltalake.transaction import CommitProperties
+
+            try:
+                table = library().DeltaTable.create(
+                    location.uri,
+                    schema=library().Schema.from_arrow(schema),
+                    mode="ignore",
+                    partition_by=list(partition_by),
+                    configuration=configuration,
+                    storage_options=dict(location.options),
+                    # Tried again, it would take the place of a table that somebody else has made meanwhile.
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+            except _conflict():  # somebody else was faster
+                table = library().DeltaTable(location.uri, storage_options=dict(location.options))
         made = cls(location, table)
         made._make_durable(0)
         return made
@@ -144,9 +153,9 @@ class DeltaLog:
         none twice. Commits that remove files must have an `app`: the library does not refuse two that remove the same.
         With `keeps_log=False` the library makes checkpoints and shortens the log as the table is configured.
 
-        Raises: CommitConflict if another writer has committed for `app` since the table was refreshed.
+        Raises: CommitConflict if another writer has committed for `app`, or has changed columns or settings, since the
+        table was refreshed.
         """
-        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, CommitProperties, RemoveAction
 
         delta, now_ms = library(), time.time_ns() // 1_000_000
@@ -170,7 +179,7 @@ class DeltaLog:
                     commit_properties=properties,
                     post_commithook_properties=_keeping_log() if keeps_log else None,
                 )
-            except CommitFailedError as error:
+            except _conflict() as error:
                 raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
         self.refresh()
         self._make_durable(known + 1)
@@ -193,14 +202,21 @@ class DeltaLog:
         """The columns that the table is partitioned by."""
         return list(self._table.metadata().partition_columns)
 
-    def add_columns(self, schema: pa.Schema) -> None:
+    def add_columns(self, schema: pa.Schema, attempts: int = ATTEMPTS) -> None:
         """Add the columns that the table lacks; they are null in the rows that it has."""
         wanted = library().Schema.from_arrow(schema)
         there = {field.name for field in self._table.schema().fields}
         missing = [field for field in wanted.fields if field.name not in there]
-        if missing:
-            with _translated(self.location):
+        if not missing:
+            return
+        with _translated(self.location):
+            try:
                 self._table.alter.add_columns(missing)
+            except _conflict():  # somebody else has changed the table, and may have added them
+                if attempts == 1:
+                    raise
+                self.refresh()
+                self.add_columns(schema, attempts - 1)
 
     def merge(self, rows: pa.Table, key: Sequence[str], *, is_newer: str, deleted: str, app: tuple[str, int]) -> None:
         """Replace rows by their key, and add those whose key is new, in one step.
@@ -210,7 +226,6 @@ class DeltaLog:
 
         Raises: CommitConflict if another writer has committed the batch `app`, or has changed the same files.
         """
-        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import CommitProperties
 
         values = {name: f's."{name}"' for name in rows.column_names if name != deleted}
@@ -229,7 +244,7 @@ class DeltaLog:
         merger = merger.when_not_matched_insert(updates, f's."{deleted}" = 0' if has_deletes else None)
         try:
             merger.execute()
-        except CommitFailedError as error:
+        except _conflict() as error:
             raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
 
     def files(self) -> list[DataFile]:
@@ -248,11 +263,15 @@ class DeltaLog:
     def infos(self, after: int) -> Iterator[tuple[int, Info]]:
         """Return what each commit behind a version says of itself, up to the version that is known here.
 
-        Raises: FileNotFoundError if the log does not go back that far.
+        Raises: FileNotFoundError if the log does not go back that far, LogDamaged if it cannot be read.
         """
         store = self.location.store
         for version in range(after + 1, self.version + 1):
-            yield version, _info(store.read(f"_delta_log/{version:020d}.json"))
+            name = f"_delta_log/{version:020d}.json"
+            try:
+                yield version, _info(store.read(name))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise LogDamaged(f"the table at {self.location}: {name} cannot be read ({error})") from error
 
     def checkpoint(self) -> None:
         """Write the state of the table into one file, from which it is opened then."""
@@ -288,10 +307,12 @@ class DeltaLog:
         return set(self.vacuum(0, dry_run=True))
 
 
-def one_line(error: BaseException) -> str:
-    """Return what the library says, without the colours and the stack of Rust below it."""
-    text = _COLOUR.sub("", str(error)).strip() or type(error).__name__
-    return " ".join(_STACK.split(text)[0].split())
+def _conflict() -> type[Exception]:
+    """Return what the library raises if somebody else has changed the table at the same moment."""
+    from deltalake.exceptions import CommitFailedError
+
+    found: type[Exception] = CommitFailedError
+    return found
 
 
 def _keeping_log() -> Any:
@@ -299,10 +320,6 @@ def _keeping_log() -> Any:
     from deltalake.transaction import PostCommitHookProperties
 
     return PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-
-
-def _options(location: Location) -> dict[str, str]:
-    return dict(location.options)
 
 
 def _texts(column: Any) -> list[str | None]:
@@ -313,18 +330,80 @@ def _info(content: bytes) -> Info:
     for line in content.splitlines():
         action = json.loads(line)
         if "commitInfo" in action:
-            found: Info = action["commitInfo"]
-            return found
+            found = action["commitInfo"]
+            return found if isinstance(found, Mapping) else {}
     return {}
 
 
 @contextmanager
 def _translated(location: Location) -> Iterator[None]:
-    """Raise LogDamaged for what the library raises."""
+    """Raise LogDamaged for what the library says of a table, and StoreFailed for what it says of the store."""
     library()
     from deltalake.exceptions import DeltaError
 
     try:
-        yield
+        with translated(location):
+            yield
     except DeltaError as error:
         raise LogDamaged(f"the table at {location}: {one_line(error)}") from error
+
+
+def statistics(footer: pq.FileMetaData, without: Collection[str] = ()) -> str:
+    """Return rows, least and greatest values, and nulls of the plain columns, in JSON; `without` some columns."""
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for number in range(footer.num_columns):
+        column = footer.schema.column(number)
+        if "." in column.path or column.name in without or len(nulls) >= _MOST_COLUMNS:
+            continue
+        found = [footer.row_group(group).column(number).statistics for group in range(footer.num_row_groups)]
+        if not found or not all(each is not None and each.has_null_count for each in found):
+            continue
+        nulls[column.name] = sum(each.null_count for each in found)
+        bounded = [each for each in found if each.num_values]  # others are all null
+        if bounded and all(each.has_min_max for each in bounded):
+            zone = "Z" if json.loads(column.logical_type.to_json()).get("isAdjustedToUTC") else ""
+            low, high = min(each.min for each in bounded), max(each.max for each in bounded)
+            bounds = _at_least(low, zone), _at_most(high, zone)
+            if None not in bounds:
+                least[column.name], greatest[column.name] = bounds
+    found_all = {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    return json.dumps(found_all, separators=(",", ":"), ensure_ascii=False)
+
+
+def _at_least(value: object, zone: str) -> object:
+    """Return a value as the log has it, rounded down where it cannot be exact; None if it has no place there."""
+    if isinstance(value, datetime):
+        return _time(value - timedelta(microseconds=value.microsecond % 1000), zone)
+    if isinstance(value, str):
+        return value[:_LONGEST_TEXT]
+    return _plain(value)
+
+
+def _at_most(value: object, zone: str) -> object:
+    """Return a value as the log has it, rounded up where it cannot be exact; None if it has no place there."""
+    if isinstance(value, datetime):
+        rest = value.microsecond % 1000
+        return _time(value - timedelta(microseconds=rest) + _MS if rest else value, zone)
+    if isinstance(value, str):
+        if len(value) <= _LONGEST_TEXT:
+            return value
+        return None if value[_LONGEST_TEXT] == _LAST_CHARACTER else value[:_LONGEST_TEXT] + _LAST_CHARACTER
+    return _plain(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else None  # a float would not be exact
+    return None
+
+
+def _time(value: datetime, zone: str) -> str:
+    return value.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone

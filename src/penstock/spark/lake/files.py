@@ -10,19 +10,35 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 
+FailPoint: TypeAlias = Callable[[str], None]  # called between the steps of a commit, with the name of the last one
 _PATTERN = {*"*?[]{}\\"}
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _LONGEST_PART = 255
 _BLOCK = 1 << 20
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STACK = re.compile(r"\s+0: ")
+_CAUSE = re.compile(r"\s*\n\s*↳\s*")
+
+
+class StoreFailed(PenstockError):
+    """A store cannot be reached, or refuses what it was asked for."""
+
+
+class LeadsOut(PenstockError):
+    """A symbolic link below the folder of a table leads out of it."""
+
+
+def no_fail_point(_: str) -> None:
+    """Do nothing between two steps; tests fail there."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +58,12 @@ class Location:
             return root
         text = str(root)
         if not text.strip():
-            raise ConfigurationError(f"the {what} has no path: give one, for example /mnt/{what} or s3://bucket/{what}")
+            raise ConfigurationError(f"the {what} has no path: use one such as /mnt/{what} or s3://bucket/{what}")
         if "\0" in text:
             raise ConfigurationError(f"{what} {text!r}: a path cannot contain NUL")
         if _PATTERN & {*text}:
             raise ConfigurationError(
-                f"{what} {text!r}: Spark takes a path with * ? [ ] {{ }} or \\ for a pattern; choose another name"
+                f"{what} {text!r}: Spark treats a path with * ? [ ] {{ }} or \\ as a pattern; choose another name"
             )
         given = tuple(sorted((options or {}).items()))
         scheme = urlsplit(text).scheme if "://" in text or text.startswith("file:") else ""
@@ -56,7 +72,7 @@ class Location:
         path = Path(unquote(urlsplit(text).path) if scheme else text).absolute()
         if _ESCAPE.search(str(path)):
             raise ConfigurationError(
-                f"{what} {text!r}: deltalake takes % and two digits in a path for another character; choose "
+                f"{what} {text!r}: deltalake treats % and two digits in a path as an escaped character; choose "
                 "another name"
             )
         if any(len(part.encode("utf-8", "replace")) > _LONGEST_PART for part in path.parts):
@@ -92,72 +108,41 @@ class StoredFile:
     modified_ms: int
 
 
-class Store(Protocol):
-    """The files of one table."""
-
-    def opened(self, path: str) -> Any:
-        """Return what pyarrow reads a file from; raise FileNotFoundError if it does not exist."""
-
-    def read(self, path: str) -> bytes:
-        """Return the content of a file; raise FileNotFoundError if it does not exist."""
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        """Return the content of a file, a block at a time; raise FileNotFoundError if it does not exist."""
-
-    def write(self, path: str, content: bytes) -> None:
-        """Write a file; readers see all of it or nothing."""
-
-    def put(self, file: Path, path: str) -> None:
-        """Move a complete file of this machine into the store."""
-
-    def scratch(self, path: str) -> Path:
-        """Return a path of this machine for a file that put() will move to `path`."""
-
-    def place(self, staged: str, path: str) -> None:
-        """Give a file a second name; one that has the name already is replaced."""
-
-    def sync(self, paths: Iterable[str]) -> None:
-        """Let files that somebody else has written survive a crash of the machine; those that are gone are left out."""
-
-    def info(self, path: str) -> StoredFile:
-        """Describe a file; raise FileNotFoundError if it does not exist."""
-
-    def walk(self, folder: str, *, has_drafts: bool = False) -> list[StoredFile]:
-        """Return all files below a folder, in the order of their paths; none if there is no such folder.
-
-        Files that are being written are left out, unless they are asked for.
-        """
-
-    def delete(self, path: str) -> None:
-        """Delete a file, if it exists."""
-
-    def delete_folder(self, folder: str) -> None:
-        """Delete a folder with all that is in it, if it exists."""
-
-
 class LocalStore:
-    """Files on a disk, which survive a crash of the machine once a method has returned."""
+    """Files on a disk, which survive a crash of the machine once a method has returned.
+
+    Whoever may write to the folder may put a link there: what lies behind one is neither read, written nor deleted, and
+    methods raise LeadsOut.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def _at(self, path: str) -> Path:
+        place = self.root
+        for part in Path(path).parts:
+            place /= part
+            if part == ".." or place.is_symlink():
+                raise LeadsOut(f"{place} is a symbolic link or leads out of {self.root}: nothing behind it is used")
+        return place
+
     def opened(self, path: str) -> Any:
-        """Return what pyarrow reads a file from."""
-        return self.root / path
+        """Return what pyarrow reads a file from; raise FileNotFoundError if it does not exist."""
+        return self._at(path)
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file."""
-        return (self.root / path).read_bytes()
+        """Return the content of a file; raise FileNotFoundError if it does not exist."""
+        return self._at(path).read_bytes()
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """Return the content of a file, a block at a time."""
-        with (self.root / path).open("rb") as source:
+        """Return the content of a file, a block at a time; raise FileNotFoundError if it does not exist."""
+        with self._at(path).open("rb") as source:
             while block := source.read(_BLOCK):
                 yield block
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file in one step: under another name, which is changed when all of it is on the disk."""
-        file = self.root / path
+        file = self._at(path)
         make_directory(file.parent)
         draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         try:
@@ -171,84 +156,122 @@ class LocalStore:
         sync(file.parent)
 
     def scratch(self, path: str) -> Path:
-        """Return a path beside the later one: moving it copies nothing."""
-        file = self.root / path
+        """Return a path of this machine for a file that put() will move to `path`: beside it, so nothing is copied."""
+        file = self._at(path)
         make_directory(file.parent)
         return file.with_name(f".{secrets.token_hex(8)}")
 
     def put(self, file: Path, path: str) -> None:
         """Give a file of scratch() its name."""
         sync(file)
-        target = self.root / path
+        target = self._at(path)
         make_directory(target.parent)
         file.replace(target)
         sync(target.parent)
 
     def place(self, staged: str, path: str) -> None:
-        """Give a file a second name."""
-        target = self.root / path
+        """Give a file a second name; one that has the name already is replaced."""
+        target = self._at(path)
         make_directory(target.parent)
         draft = target.with_name(f".{secrets.token_hex(8)}")
-        os.link(self.root / staged, draft)
+        os.link(self._at(staged), draft)
         draft.replace(target)
         draft.unlink(missing_ok=True)  # a rename onto another name of the same file does nothing
         sync(target.parent)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Let files that somebody else has written survive a crash of the machine."""
+        """Let files that somebody else has written survive a crash of the machine; those that are gone are left out."""
         folders = set()
         for path in paths:
             with suppress(FileNotFoundError):
-                sync(self.root / path)
-                folders.add((self.root / path).parent)
+                place = self._at(path)
+                sync(place)
+                folders.add(place.parent)
         for folder in folders:
             sync(folder)
 
     def info(self, path: str) -> StoredFile:
-        """Describe a file."""
-        found = (self.root / path).stat()
-        return StoredFile(path, found.st_size, found.st_mtime_ns // 1_000_000)
+        """Describe a file; raise FileNotFoundError if it does not exist."""
+        return self._described(self._at(path))
+
+    def _described(self, file: Path) -> StoredFile:
+        found = file.stat()
+        return StoredFile(file.relative_to(self.root).as_posix(), found.st_size, found.st_mtime_ns // 1_000_000)
 
     def walk(self, folder: str, *, has_drafts: bool = False) -> list[StoredFile]:
-        """Return all files below a folder."""
-        found = (file for file in (self.root / folder).rglob("*") if has_drafts or not file.name.startswith("."))
-        files = (file for file in found if file.is_file())
-        return [self.info(path) for path in sorted(file.relative_to(self.root).as_posix() for file in files)]
+        """Return all files below a folder, in the order of their paths; none if there is no such folder.
+
+        Links are left out, and files that are being written as well, unless they are asked for.
+        """
+        found = (file for file in self._at(folder).rglob("*") if has_drafts or not file.name.startswith("."))
+        files = (file for file in found if file.is_file() and not file.is_symlink())
+        return sorted(map(self._described, files), key=lambda file: file.path)
 
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
-        (self.root / path).unlink(missing_ok=True)
+        self._at(path).unlink(missing_ok=True)
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder with all that is in it, if it exists."""
-        shutil.rmtree(self.root / folder, ignore_errors=True)
+        shutil.rmtree(self._at(folder), ignore_errors=True)
+
+
+def one_line(error: BaseException) -> str:
+    """Return what the library says, without colours and the stack of Rust, its causes behind one another."""
+    text = _COLOUR.sub("", str(error)).strip() or type(error).__name__
+    return " ".join(_CAUSE.sub(": ", _STACK.split(text)[0]).split())
+
+
+@contextmanager
+def translated(location: Location) -> Iterator[None]:
+    """Raise StoreFailed for what the library says of a store. A file that does not exist is none of that."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreFailed(f"{location} cannot be used: {one_line(error)}") from error
 
 
 class RemoteStore:
     """Files in an object store or in HDFS, through the same library that commits to the table."""
 
     def __init__(self, location: Location) -> None:
+        from deltalake.exceptions import DeltaError
         from deltalake.fs import DeltaStorageHandler
         from pyarrow.fs import PyFileSystem
 
-        self._handler = DeltaStorageHandler(location.uri, dict(location.options))
+        self._location = location
+        try:
+            with translated(location):
+                self._handler = DeltaStorageHandler(location.uri, dict(location.options))
+        except DeltaError as error:
+            why = one_line(error).partition(" Known schemes:")[0]
+            raise ConfigurationError(
+                f"{location} is no place for a table ({why}): use a path, s3://, gs://, abfss:// or hdfs://"
+            ) from None
         self._files = PyFileSystem(self._handler)
 
     def opened(self, path: str) -> Any:
         """Return what pyarrow reads a file from."""
         self.info(path)  # the library says only when bytes are read that there is none
-        return self._files.open_input_file(path)
+        with translated(self._location):
+            return self._files.open_input_file(path)
 
     def read(self, path: str) -> bytes:
         """Return the content of a file."""
-        with self.opened(path) as source:
+        with translated(self._location), self.opened(path) as source:
             return bytes(source.read())
 
     def blocks(self, path: str) -> Iterator[bytes]:
         """Return the content of a file, a block at a time."""
         with self.opened(path) as source:
-            while block := source.read(_BLOCK):
-                yield bytes(block)
+            while block := self._read(source):
+                yield block
+
+    def _read(self, source: Any) -> bytes:
+        with translated(self._location):
+            return bytes(source.read(_BLOCK))
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file: a store shows an object when all of it was sent."""
@@ -269,14 +292,16 @@ class RemoteStore:
 
     def _send(self, path: str, blocks: Iterable[bytes]) -> None:
         # Not through pyarrow, which would hand buffers to a library that takes bytes. Nothing is shown before close().
-        out: Any = self._handler._handler.open_output_stream(path)  # noqa: SLF001 - the library shows it in no other way
-        for block in blocks:
-            out.write(block)
-        out.close()
+        with translated(self._location):
+            out: Any = self._handler._handler.open_output_stream(path)  # noqa: SLF001 - shown in no other way
+            for block in blocks:
+                out.write(block)
+            out.close()
 
     def place(self, staged: str, path: str) -> None:
         """Copy a file within the store."""
-        self._handler._handler.copy_file(staged, path)  # noqa: SLF001 - its wrapper for pyarrow names the words wrong
+        with translated(self._location):
+            self._handler._handler.copy_file(staged, path)  # noqa: SLF001 - its wrapper names the words wrong
 
     def sync(self, paths: Iterable[str]) -> None:
         """Do nothing: a store keeps what it has accepted."""
@@ -285,7 +310,8 @@ class RemoteStore:
         """Describe a file."""
         from pyarrow.fs import FileType
 
-        [found] = self._files.get_file_info([path])
+        with translated(self._location):
+            [found] = self._files.get_file_info([path])
         if found.type != FileType.File:
             raise FileNotFoundError(path)
         return _described(path, found)
@@ -295,20 +321,24 @@ class RemoteStore:
         del has_drafts
         from pyarrow.fs import FileSelector, FileType
 
-        found = self._files.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
+        with translated(self._location):
+            found = self._files.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
         return sorted(
             (_described(each.path, each) for each in found if each.type == FileType.File), key=lambda file: file.path
         )
 
     def delete(self, path: str) -> None:
         """Delete a file, if it exists."""
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), translated(self._location):
             self._files.delete_file(path)
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder with all that is in it, if it exists."""
         for file in self.walk(folder):
             self.delete(file.path)
+
+
+Store: TypeAlias = LocalStore | RemoteStore  # of one table
 
 
 def _described(path: str, found: Any) -> StoredFile:
@@ -336,17 +366,23 @@ def make_directory(place: Path) -> None:
         sync(each.parent)
 
 
+def why_unwritable(place: Path) -> str | None:
+    """Return why no file can be made in a folder, or in the nearest that exists above it; None if one can."""
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+    except OSError as error:  # a name that is too long
+        return error.strerror
+    if not place.is_dir():
+        return f"{place} is not a directory"
+    try:
+        Path(tempfile.mkdtemp(prefix=".penstock-", dir=place)).rmdir()  # to the superuser, rights alone do not tell
+    except OSError as error:
+        return f"cannot write to {place} ({error.strerror or error}); check its owner and permissions"
+    return None
+
+
 def check_writable(place: Path, what: str) -> None:
     """Raise ConfigurationError unless files can be made in a folder, or in the nearest that exists above it."""
-    existing = place
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        raise ConfigurationError(f"{what} {place}: {existing} is no directory")
-    try:
-        Path(tempfile.mkdtemp(prefix=".penstock-", dir=existing)).rmdir()  # to the superuser, rights alone do not tell
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigurationError(
-            f"{what} {place}: nothing can be written in {existing} ({reason}); check its owner and rights"
-        ) from None
+    if why := why_unwritable(place):
+        raise ConfigurationError(f"{what} {place}: {why}")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from penstock.errors import PenstockError
 from penstock.spark.lake.partitions import BUCKET, Partition, Partitions
+from penstock.spark.runtime.versions import required
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +20,8 @@ _NAME = "penstock"  # what a catalogue is called unless `name` says otherwise: o
 _PROPERTY = "penstock.batch"
 _SQLITE = "sqlite:///"
 _ATTEMPTS = 5
+# PyIceberg's, and SQLAlchemy's for catalogues in a database.
+_RACES = ("CommitFailedException", "NamespaceAlreadyExistsError", "TableAlreadyExistsError", "IntegrityError")
 _CATALOGUE_TABLE = "iceberg_tables"
 _PLACE, _THERE = "_penstock_place", "_penstock_there"
 
@@ -33,13 +36,7 @@ class IcebergBusy(PenstockError):
 
 def library() -> Any:
     """Return the catalogues of PyIceberg."""
-    try:
-        import pyiceberg.catalog
-    except ImportError as error:
-        raise IcebergMissing(
-            f"the sink iceberg needs pyiceberg, which cannot be imported ({error}): pip install 'penstock[iceberg]'"
-        ) from error
-    return pyiceberg.catalog
+    return required("pyiceberg.catalog", IcebergMissing, "the sink iceberg", "'penstock[iceberg]'")
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,11 @@ class Described:
         for name, kind in wanted.items():
             if name not in self.columns:
                 if not may_add:
-                    yield f"table {table!r} has no column {name!r}; it has {', '.join(self.columns)}"
+                    yield f"table {table!r} has no column {name!r}; available: {', '.join(self.columns)}"
             elif _plain(self.columns[name]) != _plain(kind):
-                yield f"table {table!r}: column {name!r} is {kind} here and {self.columns[name]} there"
+                yield f"table {table!r}: column {name!r} is {kind} in the rows and {self.columns[name]} in the table"
         if list(self.partitions) != [str(partition) for partition in partitions.each]:
-            yield f"table {table!r} is partitioned by {list(self.partitions)}, not by partition_by"
+            yield f"table {table!r} is partitioned by {list(self.partitions)}, which differs from partition_by"
 
 
 def partition_text(column: str, transform: str) -> str:
@@ -150,7 +147,7 @@ class IcebergTable:
                 yield from found.misfits(self._name, _types(schema), self._partitions, may_add=may_add)
         except Exception as error:  # of whatever library reaches the catalogue: there is no common class
             if _CATALOGUE_TABLE not in str(error):  # which a new catalogue does not have yet
-                yield f"the catalogue cannot be used: {type(error).__name__}: {' '.join(str(error).split())}"
+                yield f"cannot use the catalogue: {type(error).__name__}: {' '.join(str(error).split())}"
 
     def _unknown_transforms(self, *, is_keyed: bool) -> Iterator[str]:
         from importlib.util import find_spec
@@ -174,6 +171,16 @@ class IcebergTable:
 
     def open(self, schema: pa.Schema, *, may_add: bool = False) -> None:
         """Load the table as it is now; make it if there is none, and add columns that it lacks if that is allowed."""
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                self._open(schema, may_add=may_add)
+            except Exception as error:  # of whatever library reaches the catalogue: there is no common class
+                if not left or not _is_race(error):
+                    raise
+            else:
+                return
+
+    def _open(self, schema: pa.Schema, *, may_add: bool) -> None:
         catalogue = self._catalogue()
         if not catalogue.table_exists(self._name):
             self._create(catalogue, schema)
@@ -188,20 +195,15 @@ class IcebergTable:
             self._load()
 
     def _create(self, catalogue: Any, schema: pa.Schema) -> None:
-        from pyiceberg.exceptions import TableAlreadyExistsError
-
         catalogue.create_namespace_if_not_exists(self._name.rpartition(".")[0])
-        try:
-            # One commit: a table is never seen without its partitions.
-            with (
-                catalogue.create_table_transaction(self._name, schema) as transaction,
-                transaction.update_spec() as spec,
-            ):
-                for each in self._partitions.each:
-                    argument = "" if each.number is None else f"[{each.number}]"
-                    spec.add_field(each.column, f"{each.transform}{argument}", each.name)
-        except TableAlreadyExistsError:
-            return  # another sink was faster
+        # One commit: a table is never seen without its partitions.
+        with (
+            catalogue.create_table_transaction(self._name, schema) as transaction,
+            transaction.update_spec() as spec,
+        ):
+            for each in self._partitions.each:
+                argument = "" if each.number is None else f"[{each.number}]"
+                spec.add_field(each.column, f"{each.transform}{argument}", each.name)
 
     def _load(self) -> None:
         self._table = _unrepeated(self._catalogue().load_table(self._name))
@@ -294,13 +296,18 @@ class IcebergTable:
             else:
                 return True
         raise IcebergBusy(
-            f"table {self._name!r}: others changed it {_ATTEMPTS} times while batch {note.value} was added. "
-            "Start the pipeline again when they are done"
+            f"table {self._name!r}: other writers changed it {_ATTEMPTS} times while batch {note.value} was "
+            "being added. Run the pipeline again when they are done"
         ) from failed
 
     def _catalogue(self, **more: str) -> Any:
         given = {**self._properties, **more}
         return library().load_catalog(given.pop("name", _NAME), **given)
+
+
+def _is_race(error: Exception) -> bool:
+    """Return whether somebody else has made or changed the same at the same moment."""
+    return type(error).__name__ in _RACES or "already exists" in str(error)
 
 
 def _unrepeated(table: Any) -> Any:

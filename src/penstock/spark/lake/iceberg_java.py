@@ -135,7 +135,8 @@ class IcebergJavaTable:
         if head is None:
             raise IcebergBranchLost(
                 f"table {self._name!r}: branch {branch!r} was removed before batch {note.value} was published. "
-                "Does another driver run this pipeline with the same checkpoint? Stop one, and start the other again"
+                "Does another driver run this pipeline with the same checkpoint? Stop one of them and restart "
+                "the other"
             )
         try:
             self._staged(head, branch, note).commitTransaction()

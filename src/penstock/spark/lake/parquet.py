@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
+from penstock.spark.lake.files import StoredFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter
@@ -16,21 +17,6 @@ _TASK = "_penstock_task"
 _OF_TASK = re.compile(r"part-(\d+)")
 
 
-class File(Protocol):
-    """A file below a folder."""
-
-    @property
-    def path(self) -> str:
-        """Its path, relative to the folder."""
-
-
-class Walker(Protocol):
-    """What finds files."""
-
-    def walk(self, folder: str) -> Sequence[File]:
-        """Return all files below a folder."""
-
-
 class FilesMissing(PenstockError):
     """Tasks have written files that the driver cannot find."""
 
@@ -38,7 +24,7 @@ class FilesMissing(PenstockError):
 def written(
     rows: DataFrame,
     path: str,
-    files: Walker,
+    walk: Callable[[str], Sequence[StoredFile]],
     *,
     partition_by: tuple[str, ...] = (),
     compression: str = "zstd",
@@ -46,7 +32,8 @@ def written(
 ) -> int:
     """Write Parquet files into a new folder and return the number of rows; raise FilesMissing if some are elsewhere.
 
-    `zone` is that of the times in the names of folders, by default the one of the session.
+    `walk` returns the files below a folder. `zone` is that of the times in the names of folders, by default the one of
+    the session.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
@@ -64,7 +51,7 @@ def written(
     writer.parquet(path)
     told = seen.get
     if told["rows"]:
-        check_files(told["tasks"], [file.path for file in files.walk(path)], path)
+        check_files(told["tasks"], [file.path for file in walk(path)], path)
     return int(told["rows"])
 
 
@@ -74,8 +61,8 @@ def check_files(tasks: Iterable[int], found: Iterable[str], path: str) -> None:
     missing = set(tasks) - {int(match[1]) for match in named if match}
     if missing:
         raise FilesMissing(
-            f"{len(missing)} of {len(set(tasks))} tasks have written rows to {path} that are not there for the driver: "
-            "name a place that the driver and all executors share, such as hdfs:// or s3a://"
+            f"the driver cannot see the files that {len(missing)} of {len(set(tasks))} tasks wrote to {path}: "
+            "use a location that the driver and all executors share, such as hdfs:// or s3a://"
         )
 
 
@@ -84,7 +71,7 @@ def unfit(schema: StructType) -> Iterator[str]:
     seen: set[str] = set()
     for field in schema.fields:
         if field.name.lower() in seen:
-            yield f"there are two columns {field.name!r}, for capitals do not count: rename one"
+            yield f"two columns are named {field.name!r} (case is ignored): rename one"
         seen.add(field.name.lower())
         if what := _why_unfit(field.dataType):
             yield f"column {field.name!r} is {field.dataType.simpleString()}, {what}"
@@ -97,13 +84,13 @@ def _why_unfit(kind: DataType) -> str | None:
     if isinstance(kind, StructType):
         inner = [field.dataType for field in kind.fields]
         if not inner:
-            return "which is empty, and Parquet cannot hold it: leave it out"
+            return "which is empty, and Parquet cannot store it: drop it"
     elif isinstance(kind, ArrayType):
         inner = [kind.elementType]
     elif isinstance(kind, MapType):
         inner = [kind.keyType, kind.valueType]
     elif isinstance(kind, NullType) or "interval" in kind.simpleString():
-        return "which Parquet cannot hold: cast it"
+        return "which Parquet cannot store: cast it"
     return next(filter(None, map(_why_unfit, inner)), None)
 
 
@@ -111,6 +98,6 @@ def nullable_arrow(schema: StructType) -> Any:
     """Return the schema with columns that may all be null: whoever appends may bring null in what has none today."""
     from pyspark.sql.types import StructField, StructType
 
-    from penstock.spark.runtime.arrow_types import arrow_schema
+    from penstock.spark.runtime.versions import arrow_schema
 
     return arrow_schema(StructType([StructField(f.name, f.dataType) for f in schema.fields]))

@@ -50,7 +50,7 @@ class Partition:
         transform, number, column = found.groups()
         if transform not in _WITH_NUMBER:
             raise ConfigurationError(
-                f"partition_by: {text!r} must be a column, or one of {', '.join(_WITH_NUMBER)} of one"
+                f"partition_by: {text!r} must be a column, or a column in {', '.join(_WITH_NUMBER)}"
             )
         if not _WITH_NUMBER[transform]:
             if number is not None:
@@ -94,14 +94,14 @@ class Partition:
         """Yield why rows of this schema cannot be partitioned so."""
         types = {field.name: field.dataType for field in schema.fields}
         if self.column not in types:
-            yield f"partition_by: there is no column {self.column!r}; there are {', '.join(schema.names)}"
+            yield f"partition_by: unknown column {self.column!r}; available: {', '.join(schema.names)}"
             return
         kind = types[self.column].typeName()
         if self.transform == IDENTITY and kind in _NO_FOLDERS:
             said = types[self.column].simpleString()
-            yield f"partition_by: no folders can be named after {self.column!r}, which is {said}"
+            yield f"partition_by: folders cannot be named after {self.column!r}, which is {said}"
         elif kind not in _TAKEN.get(self.transform, (kind,)):
-            yield f"partition_by: {self} needs a column of another type than {types[self.column].simpleString()}"
+            yield f"partition_by: {self} does not support a column of type {types[self.column].simpleString()}"
 
 
 @dataclass(frozen=True)
@@ -149,4 +149,7 @@ class Partitions:
                 yield f"partition_by names {str(partition)!r} twice"
         for partition in self.made:
             if partition.name in schema.names:
-                yield f"partition_by: {partition} makes a column {partition.name!r}, which the rows have: rename it"
+                yield (
+                    f"partition_by: {partition} creates a column {partition.name!r}, which the rows already "
+                    "have: rename it"
+                )

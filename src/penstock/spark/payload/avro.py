@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError
-from penstock.spark.payload.merging import merged
-from penstock.spark.payload.schema import TIMESTAMP, TIMESTAMP_NTZ, check_names, list_of, map_of
+from penstock.spark.payload.ddl import TIMESTAMP, TIMESTAMP_NTZ, check_names, list_of, map_of, merged
 
 _HEADER = b"\xc3\x01"
 _HEADER_SIZE = 10
@@ -36,13 +35,15 @@ def record_reader(writer_schema: str | None) -> Callable[[bytes], object]:
     Raises ConfigurationError when the schema is missing or none, or when fastavro is not installed.
     """
     if writer_schema is None:
-        raise ConfigurationError("Avro payloads need the schema of their writer: Avro's bytes do not name their fields")
+        raise ConfigurationError(
+            "Avro payloads need the writer's schema, because Avro data does not contain field names"
+        )
     fastavro = _fastavro()
     try:
         parsed = fastavro.parse_schema(json.loads(writer_schema))
         canonical = fastavro.schema.to_parsing_canonical_form(parsed)
     except Exception as error:
-        raise ConfigurationError(f"the Avro schema cannot be read: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"cannot read the Avro schema: {type(error).__name__}: {error}") from error
     fingerprint = bytes.fromhex(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO"))
 
     def read_plain(payload: bytes, start: int) -> object:
@@ -107,7 +108,7 @@ class _Walk:
         if isinstance(node, list):
             return merged(self.type(choice, space) for choice in node)
         if not isinstance(node, dict) or "type" not in node:
-            raise ConfigurationError(f"Avro schema: {node!r} is no type")
+            raise ConfigurationError(f"Avro schema: {node!r} is not a type")
         if isinstance(node["type"], dict | list):
             return self.type(node["type"], space)
         space = node.get("namespace", space)
@@ -128,7 +129,7 @@ class _Walk:
             raise ConfigurationError(f"Avro schema: the type {name!r} is not defined")
         kind = self.named[known]
         if kind is None:
-            raise ConfigurationError(f"Avro schema: {name!r} contains itself, and Spark has no recursive types")
+            raise ConfigurationError(f"Avro schema: {name!r} is recursive, which Spark does not support")
         return kind
 
     def _composed(self, node: dict[str, Any], space: str) -> pa.DataType:

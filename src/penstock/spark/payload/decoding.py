@@ -25,9 +25,8 @@ import pyarrow as pa
 
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.spark.payload.avro import record_reader
-from penstock.spark.payload.coercion import NumberText
-from penstock.spark.payload.row_types import RowType, RowTypes, coerce_leaf, row_types
-from penstock.spark.payload.schema import check_names
+from penstock.spark.payload.coercion import NumberText, RowType, RowTypes, coerce_leaf, row_types
+from penstock.spark.payload.ddl import check_names
 
 Form = Literal["json", "msgpack", "avro"]
 Mode = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
@@ -76,13 +75,6 @@ class PayloadFormat:
         extra = [name for name in (self.corrupt_column, self.reason_column) if name is not None]
         check_names([*self.schema.names, *extra], "payload columns")
         _decoder_of(self)
-
-    @property
-    def output_schema(self) -> pa.Schema:
-        """The payload columns as they come out: in PERMISSIVE a malformed payload gives null in all of them."""
-        if self.mode != "PERMISSIVE":
-            return self.schema
-        return pa.schema([field.with_nullable(nullable=True) for field in self.schema])
 
 
 @dataclass(frozen=True)

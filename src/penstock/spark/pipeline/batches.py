@@ -11,17 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, PenstockError
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
+from penstock.spark.lake.files import FailPoint, no_fail_point
 from penstock.spark.pipeline.dead_letters import query_id
+from penstock.spark.pipeline.files import BatchKey, files_of
 from penstock.spark.pipeline.plan import Planner, dead_letter_config
 from penstock.spark.pipeline.rejected_rows import RejectedRows
-from penstock.spark.pipeline.shared_files import files_of
+from penstock.spark.pipeline.sink_options import Console, Delta, Iceberg, Jdbc, Parquet, Postgres, Results, Sink
+from penstock.spark.pipeline.sinks.console import ConsoleWriter
+from penstock.spark.pipeline.sinks.delta import DeltaSparkWriter, DeltaWriter, uses_jars
+from penstock.spark.pipeline.sinks.iceberg import IcebergSparkWriter, IcebergWriter, is_for_jars
+from penstock.spark.pipeline.sinks.jdbc import JdbcWriter
+from penstock.spark.pipeline.sinks.parquet import ParquetWriter
+from penstock.spark.pipeline.sinks.postgres import PostgresWriter
+from penstock.spark.pipeline.sinks.redis_streams import RedisStreamsWriter
+from penstock.spark.pipeline.sinks.results import ResultsWriter
 from penstock.spark.pipeline.sinks.writer import Writer
-from penstock.spark.pipeline.sinks.writers import writer_of
 from penstock.spark.pipeline.spec import Pipeline
 from penstock.spark.pipeline.staging import Staging, recipe_of
 from penstock.spark.pipeline.status import Places
 from penstock.spark.runtime.errors import StopAsked
+from penstock.spark.runtime.master import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,12 +38,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.spark")
 
 
+def writer_of(sink: Sink, pipeline: Pipeline, spark: SparkSession) -> Writer:
+    """Return the writer for a sink; raise ConfigurationError if there is none on such a session."""
+    if is_connect(spark) and (isinstance(sink, Jdbc) or getattr(sink, "library", None) == "spark"):
+        raise ConfigurationError(
+            "this sink needs the driver's JVM, which Spark Connect does not expose: use the sink postgres, a "
+            "table without library = 'spark', or a --master such as spark://host:7077"
+        )
+    if isinstance(sink, Parquet | Delta | Iceberg):
+        return _of_files(sink, spark)
+    if isinstance(sink, Postgres):
+        return PostgresWriter(sink)
+    if isinstance(sink, Jdbc):
+        return JdbcWriter(sink, spark)
+    if isinstance(sink, Results):
+        return ResultsWriter(sink)
+    if isinstance(sink, Console):
+        return ConsoleWriter(sink)
+    return RedisStreamsWriter(sink, pipeline.source)
+
+
+def _of_files(sink: Parquet | Delta | Iceberg, spark: SparkSession) -> Writer:
+    files = files_of(spark)
+    if isinstance(sink, Parquet):
+        return ParquetWriter(sink, files)
+    if isinstance(sink, Iceberg):
+        return IcebergSparkWriter(sink, spark) if is_for_jars(sink, spark) else IcebergWriter(sink, files)
+    return DeltaSparkWriter(sink, spark) if uses_jars(sink, spark) else DeltaWriter(sink, files)
+
+
 class StageOutdated(PenstockError):
     """A batch that some sinks have cannot be computed anew for the others."""
-
-
-def no_mark(_: str) -> None:
-    """Do nothing between two steps."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +102,7 @@ class Batches:
         query: Callable[[], str],
         *,
         is_stateful: bool,
-        mark: FailPoint = no_mark,
+        mark: FailPoint = no_fail_point,
     ) -> None:
         """`staging` returns the staged batches of a step, `query` the id of the query that runs."""
         self._pipeline, self._routes, self._query = pipeline, routes, query
@@ -113,7 +147,7 @@ class Batches:
     def __call__(self, rows: DataFrame, number: int) -> None:
         """Write one batch."""
         if self._stop.is_set():
-            raise StopAsked(f"batch {number} has not begun: the pipeline was asked to stop")
+            raise StopAsked(f"batch {number} was not started: the pipeline was asked to stop")
         key = BatchKey(self._query(), number)
         self.under_way = (number, time.monotonic())
         try:
@@ -138,7 +172,7 @@ class Batches:
             if not route.writer.is_atomic:
                 self._staging.begin(route.sink, key)
             if not self._put(route, left, key, unstaged=None if is_staged else rows):
-                logger.info("batch %d is in sink %s already", key.number, route.sink)
+                logger.info("sink %s already has batch %d", route.sink, key.number)
                 if self._is_stateful and not is_staged:
                     _compute(rows)
         self._mark("done")
@@ -160,9 +194,9 @@ class Batches:
         for route in routes:
             if (route.writer.is_atomic or self._staging.has_begun(route.sink, key)) and route.writer.has(key):
                 raise StageOutdated(
-                    f"the steps have changed, and the sink {route.sink!r} has rows of batch {key.number} that the old "
-                    "ones made, while others do not: put the steps back as they were, run the pipeline once, and then "
-                    "change them; or begin anew with `penstock pipeline reset`"
+                    f"the steps have changed, and sink {route.sink!r} already has rows of batch {key.number} "
+                    "from the old steps, while other sinks do not: restore the old steps, run the pipeline "
+                    "once, and then change them; or start over with `penstock pipeline reset`"
                 )
 
     def _put(self, route: Route, rows: DataFrame, key: BatchKey, *, unstaged: DataFrame | None) -> bool:
@@ -230,7 +264,7 @@ class RemoteBatches:
         """Write one batch."""
         places = Places(self.pipeline.checkpoint)
         if _stop_file(places).exists():
-            raise StopAsked(f"batch {number} has not begun: the pipeline was asked to stop")
+            raise StopAsked(f"batch {number} was not started: the pipeline was asked to stop")
         # Whether the plan keeps state cannot be seen from here: to compute a batch once too often does no harm.
         batches = Batches.of(
             self.pipeline, rows.sparkSession, places, lambda: query_id(places.checkpoint), is_stateful=True
@@ -251,5 +285,5 @@ def allow_batches(places: Places) -> None:
 def _stop_file(places: Places) -> Path:
     folder = places.local()
     if folder is None:
-        raise ConfigurationError(f"checkpoint {places.checkpoint} is not on a disk that this process sees")
+        raise ConfigurationError(f"checkpoint {places.checkpoint} is not on a disk that this process can access")
     return folder / _STOP

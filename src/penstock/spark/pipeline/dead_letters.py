@@ -21,12 +21,11 @@ from penstock.policy import Reason
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.spark.pipeline.files import joined, local_path
-from penstock.spark.runtime.link import Link
-from penstock.spark.runtime.retry import retry
+from penstock.spark.runtime.link import Link, retry
 from penstock.sync.redis.client import StreamClient
 
 _REMEMBER_S = 7 * 24 * 3600
-_PATIENCE_S = 60.0
+_RETRY_S = 60.0
 _HOUR_MS = 3_600_000
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 Id: TypeAlias = str
@@ -133,7 +132,7 @@ class DeadLetterWriter:
 
     @staticmethod
     def _retry(call: Callable[[], Reply]) -> Reply:
-        return retry(call, _PATIENCE_S, "writing dead letters")
+        return retry(call, _RETRY_S, "writing dead letters")
 
 
 def _hour(entry_id: Id) -> int:
@@ -145,10 +144,10 @@ def query_id(checkpoint: str) -> str:
     place = local_path(joined(checkpoint, "spark", "metadata"))
     try:
         if place is None:
-            raise PenstockError(f"checkpoint {checkpoint} is on no disk of this machine")
+            raise PenstockError(f"checkpoint {checkpoint} is not on a disk of this machine")
         return str(json.loads(place.read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, KeyError) as error:
         raise PenstockError(
-            f"which query this is cannot be read in the checkpoint ({error}): through Spark Connect it must lie on a "
-            "disk that client, server and executors share"
+            f"cannot read the query id in the checkpoint ({error}): with Spark Connect the checkpoint must be "
+            "on a disk that client, server and executors share"
         ) from None

@@ -1,25 +1,30 @@
-"""Folders and small files, wherever Spark itself can keep them: through Hadoop's file systems."""
+"""Folders and small files, wherever Spark itself can keep them, and the folders in which batches are written.
+
+They are in Hadoop's file systems or, where Spark Connect hides these, on a disk that client, server and executors
+share.
+
+Each attempt to write a batch has a folder of its own, so that none touches the files of another. A driver that was
+killed may leave tasks behind that write for some moments more, and where no lock is to be had there may be two drivers.
+One attempt is taken, whole; the others are deleted when that is settled.
+"""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from penstock.errors import ConfigurationError
+from penstock.spark.lake.files import LocalStore, StoredFile
+from penstock.spark.runtime.master import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-
-@dataclass(frozen=True)
-class FileInfo:
-    """A file below a folder."""
-
-    path: str
-    size: int
-    modified_ms: int
-
-
+_ATTEMPT = "."  # between the name of a batch and that of an attempt
 _ONE_STEP = ("file", "hdfs", "viewfs")  # elsewhere a folder is renamed by copying its files
 _COMPLETE = "_complete"
 
@@ -66,7 +71,7 @@ class Files:
         """Return the columns of the Parquet files below a folder."""
         return self._spark.read.parquet(folder).schema
 
-    def walk(self, folder: str) -> list[FileInfo]:
+    def walk(self, folder: str) -> list[StoredFile]:
         """Return all files below a folder, with paths relative to it."""
         system, place = self._at(folder)
         root = system.makeQualified(place).toUri().getPath().rstrip("/") + "/"
@@ -74,7 +79,7 @@ class Files:
         while listed.hasNext():
             status = listed.next()
             path = status.getPath().toUri().getPath().removeprefix(root)
-            found.append(FileInfo(path, int(status.getLen()), int(status.getModificationTime())))
+            found.append(StoredFile(path, int(status.getLen()), int(status.getModificationTime())))
         return sorted(found, key=lambda file: file.path)
 
     def delete(self, path: str) -> None:
@@ -113,7 +118,7 @@ class Files:
         _, source = self._at(old)
         system.mkdirs(place.getParent())
         if system.exists(place) or not system.rename(source, place):
-            raise FileExistsError(f"{old} could not be renamed to {new}")
+            raise FileExistsError(f"cannot rename {old} to {new}")
 
     def qualified(self, path: str) -> str:
         """Return the path with its file system."""
@@ -151,3 +156,109 @@ def local_path(path: str) -> Path | None:
 def joined(folder: str, *names: str) -> str:
     """Return a path below a folder."""
     return "/".join([folder.rstrip("/"), *names])
+
+
+class SharedFiles(Files):
+    """What the commit of a batch needs, of the file system of this process. A rename is one step here."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def exists(self, path: str) -> bool:
+        """Tell whether there is something at the path."""
+        return _at(path).exists()
+
+    def why_unreachable(self, path: str) -> str | None:
+        """Return in one line why a path cannot be used; None if it can."""
+        try:
+            _at(path)
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    def names(self, folder: str) -> list[str]:
+        """Return what is in a folder; nothing if there is none."""
+        place = _at(folder)
+        return sorted(file.name for file in place.iterdir()) if place.is_dir() else []
+
+    def walk(self, folder: str) -> list[StoredFile]:
+        """Return all files below a folder, with paths relative to it."""
+        return LocalStore(_at(folder)).walk("")
+
+    def delete(self, path: str) -> None:
+        """Delete a file or a folder with all that is in it, if it is there."""
+        place = _at(path)
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+
+    def touch(self, path: str) -> None:
+        """Make an empty file."""
+        _at(path).touch()
+
+    def rename(self, old: str, new: str) -> None:
+        """Move a file or a folder to a place where nothing is."""
+        place = _at(new)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists():
+            raise FileExistsError(f"cannot rename {old} to {new}")
+        _at(old).rename(place)
+
+    def qualified(self, path: str) -> str:
+        """Return the path with its file system."""
+        return _at(path).absolute().as_uri()
+
+    def local(self, path: str) -> Path | None:
+        """Return a path that is on a disk of this machine."""
+        return local_path(path)
+
+    def _has_one_step(self, path: str) -> bool:  # noqa: ARG002 - it is so everywhere
+        return True
+
+
+def files_of(spark: SparkSession) -> Files:
+    """Return the files of a session: those of Hadoop, or of this process where Spark Connect hides them."""
+    return SharedFiles(spark) if is_connect(spark) else Files(spark)
+
+
+def _at(path: str) -> Path:
+    place = local_path(path)
+    if place is None:
+        raise ConfigurationError(
+            "with Spark Connect a pipeline keeps its files on a disk that client, server and executors share, "
+            f"which {path} is not"
+        )
+    return place
+
+
+@dataclass(frozen=True)
+class BatchKey:
+    """The query, which a new checkpoint changes, and the number of the batch, which a repetition keeps."""
+
+    query: str
+    number: int
+
+    @property
+    def folder(self) -> str:
+        """The name for a folder; it sorts as the batches do."""
+        return f"{self.query.replace('-', '')[:16]}-{self.number:09d}"
+
+
+def attempt_of(key: BatchKey) -> str:
+    """Return the name of a new attempt."""
+    return f"{key.folder}{_ATTEMPT}{uuid4().hex[:8]}"
+
+
+def keep_attempt(files: Files, folder: str, attempt: str) -> None:
+    """Delete the files of other attempts, which can no longer be added to a table: the batch is in it."""
+    for name in files.names(folder):
+        if name != attempt:
+            files.delete(joined(folder, name))
+
+
+def tidy(files: Files, folder: str, key: BatchKey) -> None:
+    """Delete the attempts that are left of a batch which is in its place."""
+    for name in files.names(folder):
+        if name.startswith(f"{key.folder}{_ATTEMPT}"):
+            files.delete(joined(folder, name))

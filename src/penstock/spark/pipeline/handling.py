@@ -1,207 +1,111 @@
-"""The batch handler of the workers, run on the executors over Arrow batches."""
+"""The step that hands rows to the batch handler of the workers, on the executors, over Arrow batches.
+
+What a task has begun is noted in Redis: by what is left of it a message is known that ends its process. A handler that
+calls `os._exit()`, crashes in C or takes more memory than there is leaves nobody who could say anything; Spark repeats
+the task. Each task therefore notes that it begins, and that it ends. One that finds a note of its own has died before:
+it hands messages over one by one, and notes each before the handler has it.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, DecodeError, FatalError, PenstockError, text_of
+from penstock.errors import DecodeError, PenstockError, WorkerDied
 from penstock.model import StreamMessage
 from penstock.policy import Reason
-from penstock.runtime import aio, threads
 from penstock.serializers import load_serializer
-from penstock.spark.pipeline.begun import Begun, BegunStream
+from penstock.spark.pipeline.caller import Caller, Outcome
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig, DeadLetterWriter, Failure
-from penstock.spark.pipeline.deadline import Alarm, Deadline
 from penstock.spark.pipeline.steps import Handler, imported
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 
-logger = logging.getLogger("penstock.spark")
+_DONE = 0
 NEEDED = ("stream", "id", "data")
 _OF_A_MESSAGE = (*NEEDED, "key", "message_id", "headers")
 Columns: TypeAlias = Mapping[str, list[Any]]
-_OUTPUT_MISSING: Mapping[str, Any] = {}
 
 
-class NotDone(PenstockError):
-    """A handler did not return the id of a message, however often it was asked."""
+class Begun:
+    """The notes of one task."""
 
+    def __init__(self, writer: DeadLetterWriter, handler: str, attempts: int) -> None:
+        from pyspark import TaskContext
 
-class _Ended(Exception):
-    """Carries what a handler raised that is no Exception: neither the event loop nor the task may end with it."""
+        context = TaskContext.get()
+        self._writer, self._attempts = writer, attempts
+        self._task = f"{handler} {0 if context is None else context.partitionId()}"
+        self._streams: dict[str, BegunStream] = {}
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
+    def stream(self, name: str, first_id: str) -> BegunStream:
+        """Return what was begun of a stream, whose first entry in this task is known; note that the task begins."""
+        found = self._streams.get(name)
+        if found is None:
 
+            def note(counts: Mapping[str, int]) -> dict[str, int]:
+                return self._writer.note_begun(name, first_id, counts)
 
-@dataclass
-class Outcome:
-    """What became of messages: the output of those that are done, by id, and the failure of the others."""
-
-    done: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    failed: dict[str, Failure] = field(default_factory=dict)
-
-
-Call: TypeAlias = Callable[[list[StreamMessage]], Any]
-GiveUp: TypeAlias = Callable[[str, Failure], None]
-Alone: TypeAlias = Callable[[str], AbstractContextManager[object]]
-
-
-def _forget(_entry_id: str, _failure: Failure) -> None:
-    """Note nothing of a message that ends this process."""
-
-
-class Caller:
-    """Calls a handler, async or plain, and decides what its answer means."""
-
-    def __init__(self, function: Call, attempts: int, *, has_output: bool, timeout_s: float | None = None) -> None:
-        self._function, self._attempts, self._has_output = function, attempts, has_output
-        self._deadline = None if timeout_s is None else Deadline(timeout_s)
-        self._runner: asyncio.Runner | None = None
-        self._give_up: GiveUp = _forget
-
-    def close(self) -> None:
-        """End the event loop, if an async handler needed one."""
-        if self._runner is not None:
-            self._runner.close()
-
-    def handle(self, messages: list[StreamMessage], give_up: GiveUp = _forget, alone: Alone | None = None) -> Outcome:
-        """Hand the messages over together, and those that are not done one by one.
-
-        `give_up` is told of the message with which this process ends, if one cannot be interrupted. With `alone` all
-        are handed over one by one, each within what it returns: a process before this one has died of one of them.
-        """
-        self._give_up = give_up
-        outcome = Outcome()
-        if alone is None:
-            self._settle(messages, outcome)
-        else:
-            for message in messages:
-                with alone(message.id):
-                    self._settle([message], outcome)
-        return outcome
-
-    def _settle(self, messages: list[StreamMessage], outcome: Outcome) -> None:
-        error = self._try(messages, outcome)
-        for message in messages:
-            if message.id not in outcome.done:
-                self._insist(message, error if len(messages) == 1 else None, outcome)
-
-    def _insist(self, message: StreamMessage, error: BaseException | None, outcome: Outcome) -> None:
-        for attempt in range(message.attempts + 1, self._attempts + 1):
-            if isinstance(error, FatalError):
-                break
-            message.attempts = message.delivery_count = attempt
-            error = self._try([message], outcome)
-            if message.id in outcome.done:
-                return
-        if error is None:
-            error = NotDone(f"the handler did not return the id {message.id} as done")
-        reason = Reason.FATAL if isinstance(error, FatalError) else Reason.MAX_DELIVERIES
-        outcome.failed[message.id] = Failure(reason, error, message.attempts)
-
-    def _try(self, messages: list[StreamMessage], outcome: Outcome) -> BaseException | None:
-        try:
-            answer = self._call(messages.copy())
-        except ConfigurationError:
-            raise  # the same for every message: the pipeline cannot go on
-        except Exception as raised:
-            error = raised.error if isinstance(raised, _Ended) else raised
-            logger.warning(
-                "the handler failed for message %s%s in attempt %d: %s", messages[0].id,
-                f" and {len(messages) - 1} more" if messages[1:] else "", messages[0].attempts, text_of(error, repr),
-                exc_info=error,
-            )  # fmt: skip
-            return error
-        asked = {message.id for message in messages}
-        for entry_id, output in _answers(answer, has_output=self._has_output):
-            if entry_id in asked:
-                outcome.done[entry_id] = output
-        return None
-
-    def _call(self, messages: list[StreamMessage]) -> Any:
-        if self._deadline is None:
-            return self._answer(messages)
-        overdue = self._deadline.overdue
-
-        def give_up() -> None:
-            if len(messages) == 1:  # of several, nobody knows which it is: they are handed over one by one next time
-                failure = Failure(Reason.MAX_DELIVERIES, overdue, messages[0].attempts)
-                self._give_up(messages[0].id, failure)
-
-        return self._deadline.call(lambda: self._answer(messages), give_up)
-
-    def _answer(self, messages: list[StreamMessage]) -> Any:
-        try:
-            answer = self._function(messages)
-        except BaseException as error:
-            raise _contained(error, threads.comes_from_outside)  # noqa: B904 - nearly always the same one
-        if not inspect.isawaitable(answer):
-            return answer
-        if self._deadline is not None:
-            self._deadline.put_off()
-        runner, self._runner = self._runner or asyncio.Runner(), None
-        try:
-            found = runner.run(_awaited(answer, self._deadline))
-        except Exception:
-            self._runner = runner
-            raise
-        except BaseException:  # an alarm has torn it apart, and what is left in it may not want to end
-            runner.get_loop().close()
-            raise
-        self._runner = runner
+            found = self._streams[name] = BegunStream(note, self._task, self._attempts)
         return found
 
-
-def _contained(error: BaseException, comes_from_outside: Callable[[BaseException], bool]) -> BaseException:
-    """Return what to raise for an error of a handler: the error itself, unless it would end more than one attempt."""
-    if isinstance(error, Exception | Alarm) or comes_from_outside(error):
-        return error
-    return _Ended(error)
-
-
-async def _awaited(answer: Any, deadline: Deadline | None) -> Any:
-    try:
-        return await _in_time(answer, deadline)
-    except BaseException as error:
-        raise _contained(error, aio.comes_from_outside)  # noqa: B904 - nearly always the same one
+    def end(self) -> None:
+        """Note that the task has ended, in whatever way: its process is alive."""
+        for stream in self._streams.values():
+            with suppress(PenstockError):  # then the task is careful should it come again, no more
+                stream.end()
 
 
-async def _in_time(answer: Any, deadline: Deadline | None) -> Any:
-    if deadline is None:
-        return await answer
-    limit = asyncio.timeout(deadline.timeout_s)
-    try:
-        async with limit:
-            return await answer
-    except TimeoutError:
-        if limit.expired():  # else it is one of the handler's own
-            raise deadline.overdue from None
-        raise
+class BegunStream:
+    """What was begun of one stream."""
 
+    def __init__(self, note: Callable[[Mapping[str, int]], dict[str, int]], task: str, attempts: int) -> None:
+        self._note, self._task, self._attempts = note, task, attempts
+        self._before = note({task: 1})
 
-def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    if answer is None:
-        return []
-    if has_output:
-        if not isinstance(answer, Mapping) or not all(isinstance(value, Mapping) for value in answer.values()):
-            raise ConfigurationError(
-                f"the step has an output: its handler must return a mapping of ids to mappings of columns, not "
-                f"{type(answer).__name__}"
-            )
-        return list(answer.items())
-    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
-        raise ConfigurationError(f"the handler must return a list of ids, not {answer!r}")
-    return [(str(entry_id), _OUTPUT_MISSING) for entry_id in answer]
+    @property
+    def alone(self) -> Callable[[str], AbstractContextManager[None]] | None:
+        """What is around the handling of each single message, if the task has died before."""
+        return self._alone if self._task in self._before else None
+
+    @contextmanager
+    def _alone(self, entry_id: str) -> Iterator[None]:
+        self.take(entry_id)
+        try:
+            yield
+        finally:
+            self._note({entry_id: _DONE})
+
+    def take(self, entry_id: str) -> None:
+        """Note that the handler has a message, alone."""
+        self._note({entry_id: self._before.get(entry_id, 0) + 1})
+
+    def tries_before(self, entry_id: str) -> int:
+        """Return how often the handler had a message and did not survive it."""
+        alone = self._before.get(entry_id, 0)
+        return alone + 1 if alone else 0  # the first time, it was not alone
+
+    def failure(self, entry_id: str) -> Failure | None:
+        """Return what becomes of a message that must not be tried again; None for all others."""
+        tries = self.tries_before(entry_id)
+        if not tries or tries < self._attempts:
+            return None
+        why = f"the Python worker died {tries} times while handling this message: os._exit() or out of memory?"
+        return Failure(Reason.MAX_DELIVERIES, WorkerDied(why), tries)
+
+    def forget(self, entry_ids: Iterable[str]) -> None:
+        """Delete what is noted of messages that are settled."""
+        counts = {entry_id: _DONE for entry_id in entry_ids if entry_id in self._before}
+        if counts:
+            self._note(counts)
+
+    def end(self) -> None:
+        """Note that the task has ended."""
+        self._note({self._task: _DONE})
 
 
 @dataclass(frozen=True)
@@ -307,14 +211,16 @@ class HandlerTask(Shipped):
         assert self.output is not None
         unknown = {name for output in outputs for name in output} - set(self.output.names)
         if unknown:
-            return ValueError(f"the output has no column {min(unknown)!r}")
+            return ValueError(f"the output of the handler has an unknown column {min(unknown)!r}")
         try:
             made = pa.RecordBatch.from_pylist([dict(output) for output in outputs], self.output)
         except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError, OverflowError) as error:
             return error
         for column, known in zip(made.columns, self.output, strict=True):
             if column.null_count and not known.nullable:
-                return ValueError(f"the output lacks the column {known.name!r}, which is NOT NULL")
+                return ValueError(
+                    f"the output of the handler has no value for column {known.name!r}, which is NOT NULL"
+                )
         return None
 
     def _with_output(self, rows: Any, outputs: list[Mapping[str, Any]]) -> Any:
@@ -324,14 +230,6 @@ class HandlerTask(Shipped):
         return pa.RecordBatch.from_arrays(
             [*rows.columns, *added.columns], schema=pa.schema([*rows.schema, *self.output])
         )
-
-
-def is_repeated_task() -> bool:
-    """Tell whether Spark has begun this task before: its last worker may have died of a message."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return context is not None and context.attemptNumber() > 0
 
 
 def _bytes(columns: Columns, row: int) -> bytes | None:

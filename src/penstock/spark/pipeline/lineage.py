@@ -23,7 +23,7 @@ from penstock.spark.pipeline.spec import Lineage, Pipeline
 logger = logging.getLogger("penstock.spark")
 _SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 _FACET = "https://openlineage.io/spec/facets"
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _PROPERTIES = re.compile(r"[;?]\w+=")
 # Behind a login, which may hold @ and / as well. Oracle has it before the slashes: jdbc:oracle:thin:user/word@//host
 _HOST = re.compile(r"(?://|@)(?:[^\s@:/?#]*(?::\S*)?@)?/*(\[[^\]]*\]|[^\s:/,;?#@]+)(?::(\d+))?")
@@ -46,7 +46,7 @@ class LineageRun:
             _deliver(lineage, json.dumps(self.event(kind, lineage, rows, error)))
         except Exception as failure:  # whatever a server, a proxy or a URL brings about: no run fails for its lineage
             reason = text_of(failure, lambda error: self.pipeline.masked(repr(error)))
-            logger.warning("pipeline %s: the OpenLineage event %s is lost: %s", self.pipeline.name, kind, reason)
+            logger.warning("pipeline %s: could not send the OpenLineage event %s: %s", self.pipeline.name, kind, reason)
 
     def event(self, kind: str, lineage: Lineage, rows: int | None = None, error: str | None = None) -> dict[str, Any]:
         """Return an event as OpenLineage has it."""
@@ -151,7 +151,7 @@ def _deliver(lineage: Lineage, event: str) -> None:
     if lineage.token is not None:
         headers["Authorization"] = f"Bearer {lineage.token}"
     request = urllib.request.Request(lineage.url, event.encode(), headers)  # noqa: S310 - http or https, see above
-    with urllib.request.urlopen(request, timeout=_PATIENCE_S):  # noqa: S310 - likewise
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310 - likewise
         pass
 
 

@@ -18,15 +18,18 @@ except ImportError as error:  # pragma: no cover
     raise ConfigurationError("metrics need prometheus-client: pip install 'penstock[metrics]'") from error
 
 _COUNTERS = {
-    "penstock_pipeline_batches": "Batches that are in all sinks.",
-    "penstock_pipeline_rows": "Entries that these batches read.",
-    "penstock_pipeline_restarts": "Restarts after failures that pass.",
-    "penstock_pipeline_failures": "Runs that failed.",
+    "penstock_pipeline_batches": "Batches written to all sinks.",
+    "penstock_pipeline_rows": "Entries read by these batches.",
+    "penstock_pipeline_restarts": "Restarts after transient failures.",
+    "penstock_pipeline_failures": "Failed runs.",
 }
 _GAUGES = {
-    "penstock_pipeline_lag_entries": ("lag", "Entries that are left to read."),
-    "penstock_pipeline_batch_seconds": ("seconds", "How long the last batch took."),
-    "penstock_pipeline_catch_up_seconds": ("eta_s", "How long catching up takes, with what comes in meanwhile."),
+    "penstock_pipeline_lag_entries": ("lag", "Entries not read yet."),
+    "penstock_pipeline_batch_seconds": ("seconds", "Duration of the last batch in seconds."),
+    "penstock_pipeline_catch_up_seconds": (
+        "eta_s",
+        "Estimated seconds until the pipeline has caught up, given the current inflow.",
+    ),
 }
 
 
@@ -65,7 +68,7 @@ class PipelineMetrics(Collector):
                     counter.add_metric([name], count)
             yield counter
         rules = CounterMetricFamily(
-            "penstock_pipeline_rule_broken", "Rows that broke a rule.", labels=["pipeline", "rule", "action"]
+            "penstock_pipeline_rule_broken", "Rows that violated a rule.", labels=["pipeline", "rule", "action"]
         )
         for labels, count in broken.items():
             rules.add_metric(list(labels), count)
@@ -77,7 +80,9 @@ class PipelineMetrics(Collector):
                     gauge.add_metric([name], fields[key])
             yield gauge
         moment = GaugeMetricFamily(
-            "penstock_pipeline_last_batch_timestamp_seconds", "When the last batch was done.", labels=["pipeline"]
+            "penstock_pipeline_last_batch_timestamp_seconds",
+            "Unix time at which the last batch finished.",
+            labels=["pipeline"],
         )
         for name, (time_s, _) in last.items():
             moment.add_metric([name], time_s)

@@ -1,38 +1,130 @@
-"""The plan of a pipeline: from the rows of its streams to those that go to the sinks."""
+"""The plan of a pipeline: from the rows of its streams to those that go to the sinks.
+
+The first thing that happens to rows on an executor: those that were not decoded or break a rule are taken out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock.errors import ConfigurationError
-from penstock.spark.pipeline.dead_letters import DeadLetterConfig
+from penstock.errors import ConfigurationError, DecodeError, NotAuthentic, PenstockError
+from penstock.policy import Reason, unreadable
+from penstock.spark.pipeline.dead_letters import DeadLetterConfig, Failure
 from penstock.spark.pipeline.handling import NEEDED, HandlerTask
-from penstock.spark.pipeline.intake import COUNTS, Intake, broken_counts, marked
-from penstock.spark.pipeline.spec import CORRUPT, WHY_CORRUPT, Pipeline
+from penstock.spark.pipeline.spec import CORRUPT, DECODE, WHY_CORRUPT, Pipeline
 from penstock.spark.pipeline.steps import (
     INPUT,
     Function,
     Handler,
+    Rule,
     Sql,
     duration_s,
     imported,
+    kind_of,
     needed_for,
     number_of,
 )
+from penstock.spark.runtime.code_shipping import Shipped
+from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.master import is_connect
 from penstock.spark.source.columns import ENTRY
+from penstock.spark.source.rows import NOT_AUTHENTIC
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+INVALID = "_penstock_invalid"
+COUNTS = "penstock_rules"
+_IS_BROKEN = "NOT coalesce({}, false)"  # null is not true: a row of which a rule cannot be told breaks it
 _DEDUP = "_penstock_dedup"
 FORMAT = "redis_streams"
 _PARTITIONS = "minPartitions"
+
+
+class RowInvalid(PenstockError):
+    """A rule that a pipeline sets for its rows is not true for one."""
+
+
+def labels_of(rules: Sequence[Rule]) -> dict[str, str]:
+    """Return what each of the counts of `broken_counts` is of."""
+    return {DECODE: DECODE, **{f"rule_{number}": rule.label for number, rule in enumerate(rules)}}
+
+
+def broken_counts(rows: DataFrame, rules: Sequence[Rule]) -> list[Column]:
+    """Return columns that count the rows that do not decode, and of the others those that break each rule."""
+    from pyspark.sql import functions as f
+
+    decoded = f"{WHY_CORRUPT} IS NULL" if WHY_CORRUPT in rows.columns else "true"
+    broken = [f"{decoded} AND {_IS_BROKEN.format(f'({rule.check})')}" for rule in rules]
+    conditions = zip(labels_of(rules), [f"NOT ({decoded})", *broken], strict=True)
+    return [f.expr(f"count_if({condition})").alias(name) for name, condition in conditions]
+
+
+def marked(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
+    """Return the rows with the first rule that each breaks, of those that take rows out, and without the raw record."""
+    from pyspark.sql import functions as f
+
+    mark: Column = f.lit(None).cast("string")
+    taking = [rule for rule in rules if rule.action != "warn"]
+    for rule in reversed(taking):
+        mark = f.when(f.expr(_IS_BROKEN.format(f"({rule.check})")), f.lit(rule.label)).otherwise(mark)
+    kept = rows.drop(CORRUPT)
+    return kept.withColumn(INVALID, mark) if taking else kept
+
+
+@dataclass(frozen=True)
+class Intake(Shipped):
+    """Passes rows on and sends the bad ones to the dead letters; called by Spark with the Arrow batches of a task.
+
+    A row that breaks one of the rules in `fatal` fails the batch instead.
+    """
+
+    dead_letters: DeadLetterConfig
+    columns: tuple[str, ...]
+    fatal: frozenset[str] = frozenset()
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the good rows, with the columns that go on."""
+        freeze_gc()
+        writer = self.dead_letters.open()
+        for batch in batches:
+            is_good = _is_good(batch)
+            bad = batch.filter(pc.invert(is_good))
+            for row in bad.select(_useful(bad)).to_pylist():
+                if row.get(WHY_CORRUPT) is None and row[INVALID] in self.fatal:
+                    raise RowInvalid(
+                        f"entry {row['id']} of stream {row['stream']!r} violates the rule {row[INVALID]!r}, "
+                        "whose action is fail"
+                    )
+                writer.dead_letter(row["stream"], row["id"], row.get("data"), _failure(row))
+            good = batch.filter(is_good) if bad.num_rows else batch
+            yield good.select(list(self.columns))
+
+
+def _is_good(batch: Any) -> Any:
+    marks = [pc.is_null(batch.column(name)) for name in (WHY_CORRUPT, INVALID) if name in batch.schema.names]
+    is_good = marks[0]
+    for mark in marks[1:]:
+        is_good = pc.and_(is_good, mark)
+    return is_good
+
+
+def _useful(batch: Any) -> list[str]:
+    return [name for name in ("stream", "id", "data", WHY_CORRUPT, INVALID) if name in batch.schema.names]
+
+
+def _failure(row: dict[str, Any]) -> Failure:
+    why = row.get(WHY_CORRUPT)
+    if why is not None:
+        error = NotAuthentic(why) if why.startswith(f"{NOT_AUTHENTIC}:") else DecodeError(why)
+        return Failure(unreadable(error), error)
+    return Failure(Reason.INVALID, RowInvalid(f"violates the rule {row[INVALID]}"))
 
 
 def dead_letter_config(pipeline: Pipeline) -> DeadLetterConfig:
@@ -53,6 +145,7 @@ class Planner:
         self._spark, self._pipeline, self._starting = spark, pipeline, starting
         self._dead_letters = dead_letter_config(pipeline)
         self._trunk = pipeline.trunk
+        self.place = "source"  # what is being planned, for errors
 
     def plan(self) -> DataFrame:
         """Return the rows of the trunk."""
@@ -61,6 +154,15 @@ class Planner:
             frames[number] = self.step(number, frames)
         self.forget()
         return frames[self._trunk]
+
+    def frames(self, check: Callable[[Mapping[int, DataFrame], int], None] = lambda *_: None) -> dict[int, DataFrame]:
+        """Return the rows of the source and of each step by its number, of those behind the trunk as well."""
+        frames = {0: self.first()}
+        for number, step in enumerate(self._pipeline.steps, 1):
+            self.place = f"step {number} ({kind_of(step)})"
+            frames[number] = self.step(number, frames)
+            check(frames, number)
+        return frames
 
     def branch(self, rows: DataFrame, number: int) -> DataFrame:
         """Return the rows of a step behind the trunk, of which `rows` are one batch."""
@@ -114,7 +216,7 @@ class Planner:
         found = types.get(pipeline.watermark_column)
         if pipeline.watermark is None or (found is not None and found.startswith("timestamp")):
             return
-        what = f"is {found} and no timestamp" if found else f"does not exist; there are {', '.join(types)}"
+        what = f"is {found}, not a timestamp" if found else f"is not a column; available: {', '.join(types)}"
         raise ConfigurationError(f"watermark_column {pipeline.watermark_column!r} {what}")
 
     def _watermark(self, rows: DataFrame) -> DataFrame:
@@ -132,10 +234,12 @@ class Planner:
             return rows
         unknown = [name for name in columns if name not in rows.columns]
         if unknown:
-            raise ConfigurationError(f"dedup: there is no column {unknown[0]!r}; there are {', '.join(rows.columns)}")
+            raise ConfigurationError(f"dedup: unknown column {unknown[0]!r}; available: {', '.join(rows.columns)}")
         maps = [name for name in columns if "map<" in rows.schema[name].dataType.simpleString()]
         if maps:
-            raise ConfigurationError(f"dedup: column {maps[0]!r} is a map, which Spark cannot compare: name another")
+            raise ConfigurationError(
+                f"dedup: column {maps[0]!r} is a map, which Spark cannot compare: choose another column"
+            )
         # Null is no value that could repeat: such a row is known by its place in the stream.
         place = f.concat_ws("/", f.col("stream"), f.col("id"))
         is_null = f.greatest(*(f.col(name).isNull() for name in columns), f.lit(False))
@@ -158,7 +262,9 @@ class Planner:
         else:
             made = self._handled(number, step, frames[given])
         if not made.isStreaming and any(rows.isStreaming for rows in frames.values()):
-            raise ConfigurationError(f"step {number} does not read its input: its rows would be the same in each batch")
+            raise ConfigurationError(
+                f"step {number} does not read its input, so its rows would be the same in every batch"
+            )
         self._show(number, made)
         return made
 
@@ -186,13 +292,13 @@ class Planner:
         """Return the columns behind a handler, and those that it adds."""
         from pyspark.sql.types import StructType as Struct
 
-        from penstock.spark.runtime.arrow_types import arrow_schema
+        from penstock.spark.runtime.versions import arrow_schema
 
         missing = [name for name in NEEDED if name not in rows.columns]
         if missing:
             raise ConfigurationError(
-                f"handler={step.handler!r} needs the column {missing[0]!r} of the entry: let the steps before it "
-                f"keep {', '.join(NEEDED)}"
+                f"handler={step.handler!r} needs the column {missing[0]!r} of the entry: the steps before it "
+                f"must keep {', '.join(NEEDED)}"
             )
         if step.output is None:
             return rows.schema, None
@@ -200,7 +306,7 @@ class Planner:
         assert isinstance(added, Struct)
         for name in added.names:
             if name in rows.columns:
-                raise ConfigurationError(f"output: there is a column {name!r} already")
+                raise ConfigurationError(f"output: column {name!r} already exists")
         return Struct([*rows.schema.fields, *added.fields]), arrow_schema(added)
 
     def forget(self) -> None:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
-from penstock.spark.pipeline.intake import INVALID, broken_counts, labels_of, marked
-from penstock.spark.pipeline.origin import visible
-from penstock.spark.pipeline.plan import FORMAT, Planner
+from penstock.spark.pipeline.plan import FORMAT, INVALID, Planner, broken_counts, labels_of, marked
+from penstock.spark.pipeline.rejected_rows import visible
 from penstock.spark.pipeline.spec import CORRUPT, WHY_CORRUPT, Pipeline
-from penstock.spark.pipeline.steps import Handler, kind_of
+from penstock.spark.pipeline.steps import Handler
 from penstock.spark.pipeline.validation import PipelineInvalid
 from penstock.spark.runtime.errors import one_line, without_query_log
 from penstock.spark.source.options import EARLIEST, GROUP, GROUP_NAMES, LATEST, MAX_ROWS, MIN_ROWS
@@ -88,17 +87,12 @@ def _ranges(pipeline: Pipeline, count: int) -> Iterator[tuple[str, tuple[str, st
 def _planned(planner: _PreviewPlanner, pipeline: Pipeline) -> dict[int, DataFrame]:
     from pyspark.errors import PySparkException
 
-    place = "source"
     try:
-        frames = {0: planner.first()}
-        for number, step in enumerate(pipeline.steps, 1):
-            place = f"step {number} ({kind_of(step)})"
-            frames[number] = planner.step(number, frames)
+        return planner.frames()
     except (PenstockError, PySparkException) as error:
-        raise PipelineInvalid((f"{place}: {one_line(error, pipeline.masked)}",)) from None
+        raise PipelineInvalid((f"{planner.place}: {one_line(error, pipeline.masked)}",)) from None
     finally:
         planner.forget()
-    return frames
 
 
 class _PreviewPlanner(Planner):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.spark.pipeline.intake import COUNTS, labels_of
+from penstock.spark.pipeline.plan import COUNTS, labels_of
 from penstock.spark.pipeline.steps import Rule
 from penstock.spark.source.offsets import lag
 
@@ -73,12 +73,12 @@ class Progress:
         return bool(self.lag) and self.inflow_per_s is not None and self.inflow_per_s > self.rate_per_s
 
     def __str__(self) -> str:
-        left = f", {_spoken(self.eta_s)} to go" if self.eta_s else ""
+        left = f", {_spoken(self.eta_s)} left" if self.eta_s else ""
         if self.is_falling_behind:
             assert self.inflow_per_s is not None
-            left = f", falling behind: {self.inflow_per_s:,.0f}/s come in"
+            left = f", falling behind: inflow {self.inflow_per_s:,.0f}/s"
         behind = "lag unknown" if self.lag is None else f"lag {self.lag:,}"
-        broken = "".join(f", {count:,} broke {rule!r}" for rule, count in self.broken.items())
+        broken = "".join(f", {count:,} violated {rule!r}" for rule, count in self.broken.items())
         return (
             f"batch {self.batch}: {self.rows:,} rows in {self.seconds:.1f} s, {self.rows_per_s:,.0f}/s, "
             f"{behind}{left}{broken}"
@@ -92,7 +92,7 @@ class Progress:
         """Return what somebody should look at; no batch is slow that leaves nothing behind."""
         found = []
         if max_lag is not None and self.lag is not None and self.lag > max_lag:
-            found.append(f"batch {self.batch}: lag {self.lag:,} is above max_lag = {max_lag:,}")
+            found.append(f"batch {self.batch}: lag {self.lag:,} exceeds max_lag = {max_lag:,}")
         if trigger_s and self.lag != 0 and self.seconds > trigger_s:
             found.append(slow_batch(self.batch, self.seconds, trigger_s, is_over=True))
         return found
@@ -112,9 +112,10 @@ def _broken(told: Mapping[str, Any], rules: Sequence[Rule]) -> dict[str, int]:
 
 def slow_batch(batch: int, seconds: float, trigger_s: float, *, is_over: bool) -> str:
     """Return what is said of a batch that takes too long."""
-    what = "took" if is_over else "has taken"
-    so_far = "" if is_over else " and is not done"
-    return f"batch {batch} {what} {seconds:.1f} s, longer than trigger = {trigger_s:g} s{so_far}: it falls behind"
+    what = "took" if is_over else "has been running for"
+    return (
+        f"batch {batch} {what} {seconds:.1f} s, longer than trigger = {trigger_s:g} s; the pipeline is falling behind"
+    )
 
 
 def _spoken(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Takes rows that a sink refuses out of a batch, and into the dead letters of their streams.
+"""Rows that a sink refuses for a value in them: which entry they came from, rules that find them, their dead letters.
 
 Only a write that has failed is looked into, so rows that are well pay nothing. The batch is staged by then: it is the
 same when it is repeated. All rows of an entry are taken out together, and stay out when the batch is repeated.
@@ -7,24 +7,180 @@ same when it is repeated. All rows of an entry are taken out together, and stay 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from penstock.errors import PenstockError
 from penstock.policy import Reason
-from penstock.spark.pipeline.batch_key import BatchKey
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig, DeadLetterWriter, Failure
-from penstock.spark.pipeline.origin import SourceEntry, origin_of
-from penstock.spark.pipeline.sinks.refusal import Choosy, Refusal, RowRefused
+from penstock.spark.pipeline.files import BatchKey
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
+HIDDEN = ("_stream", "_id")  # for steps that keep the origin of rows out of the tables
+_PLAIN = ("stream", "id")
+_ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+_MOST_SHOWN = 200
+_RULE, _SHOWN, _STREAM, _ID = "_penstock_rule", "_penstock_shown", "_penstock_stream", "_penstock_id"
 logger = logging.getLogger("penstock.spark")
 _HINT = (
-    "It cannot go to the dead letters, since it does not say which entry it came from: let the steps keep the columns "
-    "stream and id, or `stream AS _stream, id AS _id`, which no sink writes; or filter such rows out"
+    "It cannot be dead-lettered, because its source entry is unknown: let the steps keep the columns stream and "
+    "id, or `stream AS _stream, id AS _id`, which sinks do not write; or filter such rows out"
 )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The columns that name the stream and the id of the entry."""
+
+    stream: str
+    id: str
+
+    @property
+    def key(self) -> str:
+        """Both as one value, in SQL."""
+        return f"concat({self.stream}, ' ', {self.id})"
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """The entry that a row came from."""
+
+    stream: str
+    id: str
+
+    @classmethod
+    def of(cls, stream: object, entry_id: object) -> SourceEntry | None:
+        """Return the entry, or None for values that cannot name one."""
+        if isinstance(stream, str) and isinstance(entry_id, str) and stream and _ENTRY_ID.fullmatch(entry_id):
+            return cls(stream, entry_id)
+        return None
+
+    def __str__(self) -> str:
+        """Return what `Origin.key` is for its rows."""
+        return f"{self.stream} {self.id}"
+
+
+def origin_of(schema: StructType) -> Origin | None:
+    """Return where rows tell what they came from; None if they do not."""
+    texts = {field.name for field in schema.fields if field.dataType.typeName() == "string"}
+    found = next((pair for pair in (HIDDEN, _PLAIN) if texts.issuperset(pair)), None)
+    return None if found is None else Origin(*found)
+
+
+def is_hidden(schema: StructType) -> bool:
+    """Tell whether rows have an origin that no sink writes."""
+    return origin_of(schema) == Origin(*HIDDEN)
+
+
+def visible(rows: DataFrame) -> DataFrame:
+    """Return the rows as sinks write them."""
+    return rows.drop(*HIDDEN) if is_hidden(rows.schema) else rows
+
+
+def visible_schema(schema: StructType) -> StructType:
+    """Return the columns that sinks write."""
+    from pyspark.sql.types import StructType as Struct
+
+    if not is_hidden(schema):
+        return schema
+    return Struct([field for field in schema.fields if field.name not in HIDDEN])
+
+
+class RowRefused(PenstockError):
+    """A sink does not take a row."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A row that a sink does not take: where it came from if that is known, the column, why, and what it looks like."""
+
+    entry: SourceEntry | None
+    column: str | None
+    why: str
+    shown: str
+
+    def told(self, sink: str) -> RowRefused:
+        """Return it as an error."""
+        column = "" if self.column is None else f"column {self.column!r} "
+        return RowRefused(f"sink {sink!r} rejected the row {self.shown!r:.300}: {column}{self.why}")
+
+
+Refusals: TypeAlias = Generator[Refusal, None, None]  # whoever reads only a part of them closes it
+
+
+class RejectsRows(Protocol):
+    """A writer that may refuse single rows."""
+
+    def is_refusal(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Tell whether a write may have failed for a value in a row; never, for a sink that takes everything."""
+        return False
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:  # noqa: ARG002
+        """Yield the rows that the sink does not take, and write nothing."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class RefusalRule:
+    """A condition in SQL, true for a value that cannot be written, and how that is told."""
+
+    column: str
+    condition: str
+    why: str
+
+
+def broken(rows: DataFrame, rules: Sequence[RefusalRule], origin: Origin | None) -> Iterator[Refusal]:
+    """Yield the rows for which a rule holds, with the first one that does."""
+    from pyspark.sql import functions as f
+
+    if not rules:
+        return
+    first: Column = f.lit(None).cast("int")
+    for number, rule in reversed(list(enumerate(rules))):
+        first = f.when(f.coalesce(f.expr(rule.condition), f.lit(False)), f.lit(number)).otherwise(first)
+    found = rows.select(*row_summary(rows, origin), first.alias(_RULE)).where(f"{_RULE} IS NOT NULL")
+    for stream, entry_id, shown, number in found.collect():
+        yield Refusal(SourceEntry.of(stream, entry_id), rules[number].column, rules[number].why, shown)
+
+
+def unbroken(rows: DataFrame, rules: Sequence[RefusalRule]) -> DataFrame:
+    """Return the rows for which no rule holds."""
+    for rule in rules:
+        rows = rows.where(f"NOT coalesce({rule.condition}, false)")
+    return rows
+
+
+def row_summary(rows: DataFrame, origin: Origin | None) -> list[Column]:
+    """Return three columns that tell of a row: its stream, its id, and what it looks like."""
+    from pyspark.sql import functions as f
+
+    nothing = f.lit(None).cast("string")
+    stream, entry_id = (nothing, nothing) if origin is None else (f.col(origin.stream), f.col(origin.id))
+    names = [f"`{name}`" for name in visible(rows).columns]
+    shown = f.expr(f"substring(cast(struct({', '.join(names)}) as string), 1, {_MOST_SHOWN})")
+    return [stream.alias(_STREAM), entry_id.alias(_ID), shown.alias(_SHOWN)]
+
+
+def time_rules(schema: StructType) -> Iterator[RefusalRule]:
+    """Yield rules for times that Python has no values for."""
+    for field in schema.fields:
+        name, kind = f"`{field.name}`", field.dataType.typeName()
+        why = "is outside the years 1 to 9999"
+        if kind == "date":
+            yield RefusalRule(field.name, f"{name} < date'0001-01-01' OR {name} > date'9999-12-31'", why)
+        elif kind in ("timestamp", "timestamp_ntz"):  # a zone may move it by hours
+            yield RefusalRule(field.name, f"{name} < {kind}'0001-01-02' OR {name} > {kind}'9999-12-30'", why)
+
+
+def is_of_spark(error: BaseException) -> bool:
+    """Return whether Spark has failed, and not the driver around it."""
+    return type(error).__module__.startswith(("py4j.", "pyspark."))
 
 
 class RejectedRows:
@@ -42,7 +198,7 @@ class RejectedRows:
         streams = [row[0] for row in rows.select(origin.stream).distinct().collect() if row[0]]
         return _without(rows, (SourceEntry(stream, each) for stream in streams for each in letters.given_up(stream)))
 
-    def without_refused(self, rows: DataFrame, key: BatchKey, sink: str, writer: Choosy) -> DataFrame | None:
+    def without_refused(self, rows: DataFrame, key: BatchKey, sink: str, writer: RejectsRows) -> DataFrame | None:
         """Give up what the sink refuses and return the other rows; None if it refuses none.
 
         Raises: RowRefused for a row that does not tell where it came from.
@@ -58,7 +214,7 @@ class RejectedRows:
             letters.dead_letter(entry.stream, entry.id, None, Failure(Reason.INVALID, refusal.told(sink)))
         if refused:
             logger.warning(
-                "sink %s, batch %d: %d entries are dead letters, since it refuses their rows",
+                "sink %s, batch %d: dead-lettered %d entries whose rows it rejected",
                 sink, key.number, len(refused),
             )  # fmt: skip
         return _without(rows, refused) if refused else None

@@ -7,10 +7,11 @@ import re
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
+from penstock.spark.lake.files import LocalStore
 from penstock.spark.pipeline.spec import Pipeline
-from penstock.spark.pipeline.status import PROGRESS, START, Driver, checkpoint_folder, newest_number
+from penstock.spark.pipeline.status import PROGRESS, START, Driver, checkpoint_folder
+from penstock.spark.source.offsets import newest_number
 from penstock.spark.source.options import EARLIEST, LATEST, SourceOptions
 from penstock.times import moment_ms
 
@@ -29,8 +30,12 @@ class Reset:
     def __str__(self) -> str:
         (place,) = self.starting.values()
         done = "has committed no batch" if self.committed is None else f"has committed batch {self.committed}"
-        left = "" if self.unfinished is None else f", batch {self.unfinished} is unfinished and may be in some sinks"
-        return f"The pipeline {done}{left}. Its next run is a new one and reads from {place}"
+        left = (
+            ""
+            if self.unfinished is None
+            else (f"; batch {self.unfinished} is unfinished, and some sinks may already have it")
+        )
+        return f"The pipeline {done}{left}. Its next run starts over from {place}"
 
 
 def plan_reset(pipeline: Pipeline, start: str, now_ms: int) -> Reset:
@@ -56,7 +61,7 @@ def reset(pipeline: Pipeline, planned: Reset) -> None:
         for old in folder.glob(f"{_OLD}*"):
             shutil.rmtree(old)
         # First: should this process die here, the next run is the old one, and the reset is asked for again.
-        _write(folder / START, planned.starting)
+        LocalStore(folder).write(START, json.dumps(planned.starting).encode())
         if (folder / "spark").exists():
             (folder / "spark").rename(folder / f"{_OLD}{datetime.now(UTC):%Y%m%dT%H%M%S}")
         for staged in folder.glob("staging*"):
@@ -69,9 +74,3 @@ def _starting(start: str, now_ms: int) -> dict[str, str]:
     if start in (EARLIEST, LATEST) or _ID.fullmatch(start):
         return {"startingOffsets": start}
     return {"startingTimestamp": str(moment_ms(start, now_ms))}
-
-
-def _write(file: Path, starting: dict[str, str]) -> None:
-    fresh = file.with_suffix(".new")
-    fresh.write_text(json.dumps(starting), encoding="utf-8")
-    fresh.replace(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,8 +16,8 @@ from penstock.errors import PenstockError, text_of
 from penstock.events import Emitter, EventName, EventSink
 from penstock.runtime.threads import pause
 from penstock.shutdown import SignalWatch
-from penstock.spark.pipeline.batch_key import FailPoint
-from penstock.spark.pipeline.batches import Batches, RemoteBatches, allow_batches, no_mark, refuse_batches
+from penstock.spark.lake.files import FailPoint, no_fail_point
+from penstock.spark.pipeline.batches import Batches, RemoteBatches, allow_batches, refuse_batches
 from penstock.spark.pipeline.files import Files
 from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.progress import Progress, slow_batch
@@ -24,10 +25,10 @@ from penstock.spark.pipeline.spec import DECODE, Pipeline
 from penstock.spark.pipeline.status import Driver, Places
 from penstock.spark.pipeline.steps import functions_of
 from penstock.spark.pipeline.validation import validate
-from penstock.spark.runtime.errors import StopAsked, is_server_gone, one_line, without_query_log
+from penstock.spark.runtime.code_shipping import send_modules
+from penstock.spark.runtime.errors import StopAsked, analyzed, is_server_gone, one_line, without_query_log
 from penstock.spark.runtime.master import is_connect
-from penstock.spark.runtime.prerequisites import has_read_limits
-from penstock.spark.runtime.user_modules import send_modules
+from penstock.spark.runtime.versions import has_read_limits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,11 +47,15 @@ _PASSES = re.compile(
     r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
     r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
     r"|SerializationFailure|JdbcStageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
-    r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host|Python worker exited unexpectedly)\b"
+    r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host"
+    r"|Python worker (?:exited unexpectedly|failed to connect back))\b"
 )
 _LONGEST_PAUSE_S = 60.0
 _OF_A_BATCH = ("batch", "rows", "seconds", "rows_per_s", "lag", "eta_s")
 _LOOK_FOR_STOP_S = 0.1
+_BEGINNING = "Initializing"  # of itself, and of its sources: as Spark says it
+# Spark gives each Python that plans or watches streams ten seconds to start: not all pipelines of a command at once.
+_starting = threading.Lock()
 _COLD_START_S = 30.0  # for which the first batch of a run may be longer: Spark loads its code
 
 
@@ -93,7 +98,7 @@ class Run:
         once: bool,
         tell: Callable[[Progress], None] | None = None,
         on_event: EventSink | None = None,
-        mark: FailPoint = no_mark,
+        mark: FailPoint = no_fail_point,
     ) -> None:
         self._pipeline, self._spark, self._once = pipeline, spark, once
         self._tell, self._mark = tell, mark
@@ -127,7 +132,8 @@ class Run:
 
         """
         send_modules(self._spark, functions_of(self._pipeline.steps))
-        rows = validate(self._pipeline, self._spark, self._places.starting())
+        with _starting:
+            rows = validate(self._pipeline, self._spark, self._places.starting())
         if self._is_remote:
             allow_batches(self._places)  # of a run before this one
         elif (files := Files(self._spark)).local(self._pipeline.checkpoint) is None:
@@ -162,14 +168,16 @@ class Run:
         while True:
             batches = self.report.batches
             try:
-                self._follow(self._start(rows))
+                with _starting:
+                    query = self._started(rows)
+                self._follow(query)
                 return
             except PipelineFailed as error:
                 failures = 1 if self.report.batches > batches else failures + 1
                 if self._once or self._is_stopping or not error.is_transient or failures > self._pipeline.restarts:
                     raise
                 pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1))
-                logger.warning("%s. It begins again in %g s, restart %d", error, pause_s, failures)
+                logger.warning("%s. Restarting in %g s (restart %d)", error, pause_s, failures)
                 self._emit(EventName.TRYING_AGAIN, error=str(error), pause_s=pause_s)
                 self.report.restarts += 1
                 self._rest(pause_s)
@@ -190,6 +198,13 @@ class Run:
     def _masked(self, error: BaseException) -> str:
         return self._pipeline.masked(str(error))
 
+    def _started(self, rows: DataFrame) -> StreamingQuery:
+        """Start the query; return when its sources have begun, or it has ended."""
+        query = self._start(rows)
+        while not self._is_remote and query.isActive and query.status["message"].startswith(_BEGINNING):
+            pause(_LOOK_FOR_STOP_S)
+        return query
+
     def _start(self, rows: DataFrame) -> StreamingQuery:
         writer = rows.writeStream.foreachBatch(self._made_batches(rows)).outputMode(self._pipeline.output_mode)
         writer = writer.queryName(self._pipeline.name).option("checkpointLocation", self._places.spark)
@@ -202,7 +217,7 @@ class Run:
     def _made_batches(self, rows: DataFrame) -> Callable[[DataFrame, int], None]:
         if self._is_remote:
             return RemoteBatches(self._pipeline)
-        plan = rows._jdf.queryExecution().analyzed().toString()  # noqa: SLF001 - PySpark shows it only by printing
+        plan = analyzed(rows).toString()
         self._batches = Batches.of(
             self._pipeline,
             self._spark,
@@ -219,7 +234,7 @@ class Run:
         # Asked in the thread of the query, which Spark has labelled with it.
         found = self._spark.sparkContext.getLocalProperty(_QUERY_ID)
         if found is None:
-            raise PenstockError(f"Spark does not say which query this is ({_QUERY_ID})")
+            raise PenstockError(f"Spark did not provide the id of the query ({_QUERY_ID})")
         return str(found)
 
     # --- while it runs ---
@@ -257,11 +272,11 @@ class Run:
         why = f"pipeline {self._pipeline.name!r} failed: {reason}. "
         if self._is_stopping:
             return PipelineFailed(
-                f"{why}It was asked to stop: let the signal go to this process and not to its Java (systemd: "
-                "KillMode=mixed). Started again, it continues with the same batch"
+                f"{why}It had been asked to stop: send the signal to this process only, not to its JVM "
+                "(systemd: KillMode=mixed). The next run continues with the same batch"
             )
         is_transient = not is_server_gone(error) and passes(str(error))
-        hint = "Fix the cause and start it again: it continues with the same batch"
+        hint = "Fix the cause and run it again: it continues with the same batch"
         return PipelineFailed(f"{why}{hint}", is_transient=is_transient)
 
     def _look(self, query: StreamingQuery) -> None:
@@ -293,8 +308,8 @@ class Run:
             return
         number, begun = under_way
         seconds = time.monotonic() - begun
-        patience_s = self._pipeline.trigger_s + (0.0 if self.report.batches else _COLD_START_S)
-        if seconds > patience_s and number > self._slow:
+        limit_s = self._pipeline.trigger_s + (0.0 if self.report.batches else _COLD_START_S)
+        if seconds > limit_s and number > self._slow:
             self._slow = number
             self._alarm(slow_batch(number, seconds, self._pipeline.trigger_s, is_over=False))
 
@@ -311,7 +326,7 @@ class Run:
         for rule, count in progress.broken.items():
             self._emit(EventName.RULE_BROKEN, rule=rule, action=actions[rule], count=count)
             if actions[rule] == "warn":
-                self._alarm(f"batch {progress.batch}: {count:,} rows break the rule {rule!r}")
+                self._alarm(f"batch {progress.batch}: {count:,} rows violate the rule {rule!r}")
         if self._tell is not None:
             self._tell(progress)
 

@@ -23,6 +23,11 @@ class CommonSinkOptions(Checked):
     from_: str | None = None
     where: Text | None = None
 
+    def __post_init__(self) -> None:
+        """Raise ConfigurationError for anything that cannot work."""
+        super().__post_init__()
+        Partitions.of(getattr(self, "partition_by", ()))  # which not all sinks have
+
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedOptions(CommonSinkOptions):
@@ -43,7 +48,7 @@ class KeyedOptions(CommonSinkOptions):
         super().__post_init__()
         for name, value in (("order_by", self.order_by), ("delete_when", self.delete_when)):
             if value is not None and not self.key:
-                raise ConfigurationError(f"{name} needs key, the columns by which a row replaces another one")
+                raise ConfigurationError(f"{name} needs key, the columns that identify the row to replace")
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,6 @@ class Parquet(CommonSinkOptions):
     compression: Literal["snappy", "zstd", "gzip", "lz4", "none"] = "zstd"
     evolve: bool = False
     name: Text = "parquet"
-
-    def __post_init__(self) -> None:
-        """Raise ConfigurationError for anything that cannot work."""
-        super().__post_init__()
-        _check_partitions(self)
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,10 @@ class Delta(KeyedOptions):
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         super().__post_init__()
-        _check_partitions(self)
         if self.library == "spark" and self.options:
-            raise ConfigurationError("options are for library = 'python': Spark's jars are set up by spark.hadoop.*")
+            raise ConfigurationError(
+                "options apply only to library = 'python'; configure Spark's jars with spark.hadoop.* settings"
+            )
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,6 @@ class Iceberg(KeyedOptions):
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         super().__post_init__()
-        _check_partitions(self)
         if len(self.table.split(".")) < 2 or not all(self.table.split(".")):
             raise ConfigurationError(f"table={self.table!r} must be namespace.name, such as 'shop.orders'")
         if self.spark_catalog is not None:
@@ -119,13 +119,13 @@ class Iceberg(KeyedOptions):
                 raise ConfigurationError(f"spark_catalog={self.spark_catalog!r} must be a name without a dot")
         elif self.library == "spark":
             raise ConfigurationError(
-                "library = 'spark' needs spark_catalog, the name of the catalogue in the session: "
+                "library = 'spark' needs spark_catalog, the name of the catalogue in the Spark session, such as "
                 "spark_catalog = 'lake' for spark.sql.catalog.lake"
             )
         if not self.catalog and (self.spark_catalog is None or self.library == "python"):
             raise ConfigurationError(
-                "catalog is empty: say where the catalogue is, such as catalog = {type = 'sql', uri = 'sqlite:///...', "
-                "warehouse = 'file:///...'}"
+                "catalog is empty: describe the catalogue, for example catalog = {type = 'sql', uri = "
+                "'sqlite:///...', warehouse = 'file:///...'}"
             )
 
 
@@ -145,7 +145,7 @@ class RedisStreams(CommonSinkOptions):
             StreamKeys.of(self.stream)
         for option in self.options:
             if option.lower() in ("url", "stream", "streams", "writeid", "batchid", "semantics"):
-                raise ConfigurationError(f"options.{option}: a pipeline chooses it itself; leave it out")
+                raise ConfigurationError(f"options.{option} is set by the pipeline: remove it")
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,10 @@ class Jdbc(KeyedOptions):
         """Raise ConfigurationError for anything that cannot work."""
         super().__post_init__()
         if not self.url.startswith("jdbc:"):
-            raise ConfigurationError("url must begin with jdbc:, such as jdbc:mysql://host/database")
+            raise ConfigurationError("url must start with jdbc:, such as jdbc:mysql://host/database")
         for option in self.options:
             if option.lower() in _JDBC_OWN:
-                raise ConfigurationError(f"options.{option}: a pipeline chooses it itself; leave it out")
+                raise ConfigurationError(f"options.{option} is set by the pipeline: remove it")
 
 
 @dataclass(frozen=True)
@@ -215,11 +215,6 @@ class Console(CommonSinkOptions):
 
     rows: Positive = 20
     name: Text = "console"
-
-
-def _check_partitions(sink: Parquet | Delta | Iceberg) -> None:
-    """Check what a table is partitioned by; raise ConfigurationError for what can be no transform."""
-    Partitions.of(sink.partition_by)
 
 
 Sink: TypeAlias = Parquet | Delta | Iceberg | RedisStreams | Postgres | Jdbc | Results | Console

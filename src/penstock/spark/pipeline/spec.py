@@ -80,17 +80,17 @@ class Source(Checked):
         if not self.streams:
             raise ConfigurationError("streams is empty: name at least one stream")
         if len(self.streams) > 1 and any(sign in name for name in self.streams for sign in _GLOB):
-            raise ConfigurationError(f"streams={list(self.streams)} must be names, or one glob pattern alone")
+            raise ConfigurationError(f"streams={list(self.streams)} must be stream names, or a single glob pattern")
         if self.schema is not None and self.model is not None:
-            raise ConfigurationError("give schema or model, not both")
+            raise ConfigurationError("set either schema or model, not both")
         for name in self.columns:
             if name not in ENTRY:
-                raise ConfigurationError(f"columns: {name!r} is none of an entry, which has {', '.join(ENTRY)}")
+                raise ConfigurationError(f"columns: an entry has no column {name!r}; available: {', '.join(ENTRY)}")
         for name in self.options:
             if name.lower() in _OWN:
-                raise ConfigurationError(f"options.{name}: write it as {_OWN[name.lower()]} = ... instead")
+                raise ConfigurationError(f"options.{name}: set {_OWN[name.lower()]} = ... instead")
             if name.lower() in _FIXED:
-                raise ConfigurationError(f"options.{name}: a pipeline chooses it itself; leave it out")
+                raise ConfigurationError(f"options.{name} is set by the pipeline: remove it")
         self.parsed()
         self.required_columns()
 
@@ -117,11 +117,11 @@ class Source(Checked):
 
     def _payload_schema(self) -> pa.Schema:
         if self.schema is not None:
-            from penstock.spark.payload.schema import parse_ddl
+            from penstock.spark.payload.ddl import parse_ddl
 
             return parse_ddl(self.schema)
         if self.model is not None:
-            from penstock.spark.payload.model import from_model
+            from penstock.spark.payload.schemas import from_model
 
             return from_model(self.model)
         return pa.schema([])
@@ -182,19 +182,19 @@ class Pipeline(Checked):
         labels = [rule.label for rule in self.all_rules()]
         for label in labels:
             if labels.count(label) > 1 or label == DECODE:
-                raise ConfigurationError(f"two rules are called {label!r}: give each a name of its own")
+                raise ConfigurationError(f"two rules are named {label!r}: give each its own name")
 
     def _check_watermark(self) -> None:
         if self.watermark is not None:
             duration_s("watermark", self.watermark)
         elif self.watermark_column != _TIMESTAMP:
             raise ConfigurationError(
-                f"watermark_column={self.watermark_column!r} needs a watermark, how late a row may be: watermark = "
-                "'10 minutes'"
+                f"watermark_column={self.watermark_column!r} needs a watermark, the delay to allow for late "
+                "rows: watermark = '10 minutes'"
             )
         elif self.dedup:
             raise ConfigurationError(
-                "dedup needs a watermark, for how long a row is remembered: watermark = '10 minutes'"
+                "dedup needs a watermark, the time for which rows are remembered: watermark = '10 minutes'"
             )
 
     def _check_steps(self) -> None:
@@ -202,33 +202,33 @@ class Pipeline(Checked):
         for number, step in enumerate(self.steps, 1):
             if step.from_ is not None and step.from_ not in known:
                 raise ConfigurationError(
-                    f"step {number}: from={step.from_!r} is no earlier step: {suggestion(step.from_, known)}"
+                    f"step {number}: from={step.from_!r} is not an earlier step: {suggestion(step.from_, known)}"
                 )
             if step.name in known:
-                raise ConfigurationError(f"two steps are called {step.name!r}: give each a name of its own")
+                raise ConfigurationError(f"two steps are named {step.name!r}: give each its own name")
             known += [] if step.name is None else [step.name]
 
     def _check_sinks(self) -> None:
         if not self.sinks:
-            raise ConfigurationError("there is no sink: say where the rows go, for example with kind = 'parquet'")
+            raise ConfigurationError("the pipeline has no sink: add one, for example with kind = 'parquet'")
         steps = [SOURCE, *(step.name for step in self.steps if step.name is not None)]
         names = [sink.name for sink in self.sinks]
         for sink in self.sinks:
             if sink.from_ is not None and sink.from_ not in steps:
                 raise ConfigurationError(
-                    f"sink {sink.name!r}: from={sink.from_!r} is no step: {suggestion(sink.from_, steps)}"
+                    f"sink {sink.name!r}: from={sink.from_!r} is not a step: {suggestion(sink.from_, steps)}"
                 )
             if names.count(sink.name) > 1:
                 raise ConfigurationError(
-                    f"two sinks are called {sink.name!r}: give each a name of its own, name = '{sink.name}_2', and "
-                    "keep it, for a sink is known by its name when a batch is repeated"
+                    f"two sinks are named {sink.name!r}: give each its own name, such as name = "
+                    f"'{sink.name}_2', and keep it, because a repeated batch is matched to a sink by name"
                 )
 
         reached = needed_for(self.steps, self.outputs().values())
         for number in range(1, len(self.steps) + 1):
             if number not in reached:
                 raise ConfigurationError(
-                    f"step {number} leads to no sink: leave it out, or give it a name and a sink from = that name"
+                    f"no sink reads step {number}: remove the step, or give it a name and a sink with from = that name"
                 )
 
     def outputs(self) -> dict[str, int]:

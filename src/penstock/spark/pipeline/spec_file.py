@@ -56,7 +56,7 @@ class SpecFile:
             files = [f"{each}_file" for each in top_level()] if key.endswith("_file") else []
             check_known(key, dict.fromkeys([*known, *files]), self._where(())(key))
         if SOURCE not in content:
-            raise SettingsError(f"{self._document.name} lacks the table [source]")
+            raise SettingsError(f"{self._document.name} needs the table [source]")
         given = {key: value for key, value in content.items() if key not in (*LISTS, SOURCE, "lineage")}
         made: dict[str, Any] = dict(self._expansion.table(given, Pipeline, self._where(())))  # type: ignore[call-overload]
         made[SOURCE] = self._bound(content[SOURCE], Source, (SOURCE,))
@@ -71,7 +71,7 @@ class SpecFile:
         tables = self._document.content.get(key, [])
         if not isinstance(tables, list):
             place = self._document.place((key,))
-            raise SettingsError(f"{place}: {key} must be written as [[{key}]], since there may be several")
+            raise SettingsError(f"{place}: {key} must be written as [[{key}]], because there can be several")
         return tables
 
     def _declared(self, key: str, table: Any, number: int) -> Any:
@@ -84,7 +84,7 @@ class SpecFile:
         if key == "sink":
             kind = table.get("kind")
             if not isinstance(kind, str) or kind not in SINKS:
-                fault = f"{where('')} lacks the key 'kind':" if kind is None else f"{where('kind')}={kind!r}"
+                fault = f"{where('')} needs the key 'kind', which" if kind is None else f"{where('kind')}={kind!r}"
                 raise SettingsError(f"{fault} must be one of {', '.join(SINKS)}")
             return self._bound({name: each for name, each in table.items() if name != "kind"}, SINKS[kind], path)
         kinds = [kind for kind in STEPS if kind in table]
@@ -206,5 +206,5 @@ def _properties(kind: type, hints: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(defaults.get(key), str | int) and defaults[key] != "":
             found = {**found, "default": defaults[key]}
         made[key] = found
-        made[f"{key}_file"] = {"type": "string", "description": f"a file that holds {key} in one line"}
+        made[f"{key}_file"] = {"type": "string", "description": f"a file whose only line is {key}"}
     return made

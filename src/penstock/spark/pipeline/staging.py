@@ -13,9 +13,9 @@ import hashlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from penstock.spark.lake.files import FailPoint
 from penstock.spark.lake.parquet import written
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint, attempt_of, tidy
-from penstock.spark.pipeline.files import Files, joined
+from penstock.spark.pipeline.files import BatchKey, Files, attempt_of, joined, tidy
 from penstock.spark.pipeline.spec import Pipeline
 from penstock.spark.pipeline.steps import needed_for
 
@@ -69,7 +69,7 @@ class Staging:
         place = self._place(rows, key)
         self._files.hide(place)
         writing = joined(self._folder, attempt_of(key) + _WRITING)
-        count = written(rows, writing, self._files)
+        count = written(rows, writing, self._files.walk)
         mark("staged")
         self._files.show(writing, place)
         tidy(self._files, self._folder, key)

@@ -17,6 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.errors import ConfigurationError, PenstockError, name_of, text_of
 from penstock.runtime.threads import pause
 from penstock.spark.pipeline.files import joined, local_path
@@ -25,7 +27,7 @@ from penstock.spark.pipeline.spec import Pipeline
 from penstock.spark.runtime.files import is_locked, lock
 from penstock.spark.runtime.master import default_store
 from penstock.spark.source.catalogue import look
-from penstock.spark.source.offsets import BatchRange, Offset, Offsets, Position, lag
+from penstock.spark.source.offsets import Offsets, lag, newest_number
 
 PROGRESS, START = "progress.json", "start.json"
 _FILE = "driver.json"
@@ -58,17 +60,23 @@ class Places:
         file = None if folder is None else folder / START
         if file is None or not file.exists():
             return None
-        found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ConfigurationError(f"{file} is damaged ({error}): run `penstock pipeline reset` again") from error
 
     def note(self, progress: Progress) -> None:
         """Keep the last progress for `status`; elsewhere than on a local disk there is none."""
         folder = self.local()
-        if folder is None:
-            return
-        fresh = folder / f"{PROGRESS}.new"
-        fresh.write_text(json.dumps(progress.as_dict()), encoding="utf-8")
-        fresh.replace(folder / PROGRESS)
+        if folder is not None:
+            write_json(folder / PROGRESS, progress.as_dict())
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a small file; readers see all of it or what was there before."""
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.write_text(json.dumps(content), encoding="utf-8")
+    fresh.replace(file)
 
 
 @dataclass(frozen=True)
@@ -99,20 +107,20 @@ def status(pipeline: Pipeline) -> PipelineStatus:
     """Return how far a pipeline has come, without Spark; raise ConfigurationError if its checkpoint is elsewhere."""
     folder = checkpoint_folder(pipeline)
     batch = newest_number(folder / "spark" / "commits")
-    end = _offset(folder / "spark" / "offsets" / str(batch)) if batch is not None else Offsets({}).dump()
+    read = Offsets() if batch is None else Offsets.in_checkpoint(folder / "spark", batch)
     options = pipeline.source.parsed()
     client = options.link.client()
     states = look(client, options.stream_names(client))
-    ends = {name: Position(state.last_id, state.added) for name, state in states.items() if state is not None}
-    latest = Offsets({name: BatchRange(position, position) for name, position in ends.items()}).dump()
-    behind = lag(latest, end)
-    at = Offsets.load(end).positions()
+    ends = {name: state.end for name, state in states.items() if state is not None}
+    behind = lag(Offsets.at(ends).dump(), read.dump())
+    at = read.positions()
     streams = {
         name: {"at": at[name].id if name in at else None, "newest": ends[name].id, "lag": behind.get(name)}
         for name in ends
     }
-    note = folder / PROGRESS
-    last = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None
+    last: dict[str, Any] | None = None
+    with suppress(OSError, msgspec.MsgspecError, ValueError):  # not there, or what a crash of the machine left of it
+        last = msgspec.json.decode((folder / PROGRESS).read_bytes(), type=dict[str, Any])
     return PipelineStatus(pipeline.name, batch, streams, last, last_state(folder))
 
 
@@ -121,27 +129,14 @@ def checkpoint_folder(pipeline: Pipeline) -> Path:
     folder = Places(pipeline.checkpoint).local()
     if folder is None or (not folder.exists() and _is_elsewhere(pipeline)):
         raise ConfigurationError(
-            f"checkpoint {pipeline.checkpoint} is not on a disk of this machine: look at the consumer group of the "
-            "pipeline instead (source.group)"
+            f"checkpoint {pipeline.checkpoint} is not on a disk of this machine: check the consumer group of "
+            "the pipeline instead (source.group)"
         )
     return folder
 
 
 def _is_elsewhere(pipeline: Pipeline) -> bool:
     return not pipeline.checkpoint.startswith("file:") and default_store(pipeline.spark) is not None
-
-
-def newest_number(folder: Path) -> int | None:
-    """Return the largest number that a file of a folder is named; None if there is none."""
-    if not folder.is_dir():
-        return None
-    return max((int(file.name) for file in folder.iterdir() if file.name.isdigit()), default=None)
-
-
-def _offset(file: Path) -> Offset:
-    # Spark writes a line with its version, one with its own settings, and one for each source.
-    found: Offset = json.loads(file.read_text(encoding="utf-8").splitlines()[2])
-    return found
 
 
 # --- the driver ---
@@ -166,7 +161,7 @@ class DriverState:
         if self.state == RUNNING:
             return f"running since {self.time}, {who}"
         if self.state == CRASHED:
-            return f"crashed: {who}, running since {self.time}, has ended without a trace"
+            return f"crashed: {who}, running since {self.time}, ended without recording why"
         return f"{self.state} at {self.time}" + (f": {self.why}" if self.why else "")
 
 
@@ -209,8 +204,8 @@ class Driver:
         state = _read(self._file)
         who = "another driver" if state is None else f"process {state.pid} on {state.host}, since {state.time},"
         raise PipelineBusy(
-            f"{who} runs a pipeline on the checkpoint {self._file.parent}: there can be one at a time. Stop that one "
-            "first, or give this pipeline a checkpoint of its own"
+            f"{who} already runs a pipeline with the checkpoint {self._file.parent}: stop it first, or give "
+            "this pipeline its own checkpoint"
         )
 
     @staticmethod

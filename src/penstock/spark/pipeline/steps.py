@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from penstock.errors import ConfigurationError, summary_of
+from penstock.errors import ConfigurationError
 from penstock.settings.binding import Checked
-from penstock.spark.payload.schema import parse_ddl
+from penstock.spark.payload.ddl import parse_ddl
+from penstock.spark.runtime import code_shipping
 from penstock.times import seconds_of
 
 INPUT, SOURCE = "input", "source"
@@ -51,7 +51,7 @@ class _Step(Checked):
         name = getattr(self, "name", None)
         if name is not None and (not name.isidentifier() or name.lower() in (INPUT, SOURCE)):
             raise ConfigurationError(
-                f"name={name!r} must be a word that SQL can use for a table, and not {INPUT!r} or {SOURCE!r}"
+                f"name={name!r} must be a valid SQL table name other than {INPUT!r} and {SOURCE!r}"
             )
 
 
@@ -174,7 +174,7 @@ def check_timeout(key: str, value: str) -> float:
     """Return how long a handler may take, in seconds; raise ConfigurationError for what is no such time."""
     seconds = duration_s(key, value)
     if not 0 < seconds <= _MOST_TIMEOUT_S:
-        raise ConfigurationError(f"{key}={value!r} must be more than nothing, and at most a day")
+        raise ConfigurationError(f"{key}={value!r} must be positive and at most one day")
     return seconds
 
 
@@ -187,13 +187,7 @@ def check_function_path(key: str, path: str) -> None:
 
 def imported(key: str, path: str) -> Callable[..., Any]:
     """Import the function that a path names; raise ConfigurationError when there is none."""
-    module, _, name = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
-        raise ConfigurationError(f"{key}={path!r} cannot be imported here: {summary_of(error)}") from None
+    found = code_shipping.imported(f"{key}={path!r}", path)
     if not callable(found):
-        raise ConfigurationError(f"{key}={path!r} is no function, but {type(found).__name__}")
+        raise ConfigurationError(f"{key}={path!r} is a {type(found).__name__}, not a function")
     return found  # type: ignore[no-any-return]

@@ -9,20 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, PenstockError, name_of
 from penstock.spark.lake.parquet import unfit
-from penstock.spark.pipeline.origin import visible_schema
+from penstock.spark.pipeline.batches import writer_of
+from penstock.spark.pipeline.files import files_of
 from penstock.spark.pipeline.plan import Planner
-from penstock.spark.pipeline.shared_files import files_of
-from penstock.spark.pipeline.sinks.file_sink import unwritable
-from penstock.spark.pipeline.sinks.writers import writer_of
+from penstock.spark.pipeline.rejected_rows import visible_schema
+from penstock.spark.pipeline.sinks.writer import unwritable
 from penstock.spark.pipeline.spec import Pipeline
-from penstock.spark.pipeline.steps import kind_of
-from penstock.spark.runtime.errors import one_line, without_query_log
+from penstock.spark.runtime.errors import analyzed, listed, one_line, unsteady, without_query_log
 from penstock.spark.runtime.master import is_connect
-from penstock.spark.runtime.prerequisites import has_read_limits
-from penstock.spark.source import payload_columns
+from penstock.spark.runtime.versions import has_read_limits
+from penstock.spark.source.base_stream_reader import check_unlimited
 from penstock.spark.source.catalogue import look, require
-from penstock.spark.source.columns import ENTRY
-from penstock.spark.source.spark41_reader import check_unlimited
+from penstock.spark.source.columns import ENTRY, payload_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +30,6 @@ _KEEPS_STATE = re.compile(
     r"Aggregate|Deduplicate|Distinct|(?:Flat)?Map(?:Co)?Groups|CoGroup|TransformWithState|GlobalLimit|Window|Except|Intersect"
 )
 _JOIN, _SOURCE = "Join", ""
-_CLOCK = re.compile(r"Current(?:Date|Time|Timestamp)|Now|LocalTimestamp|CurBatchTimestamp")
 
 
 class PipelineInvalid(ConfigurationError):
@@ -81,7 +78,7 @@ class Validation:
             states = look(client, options.stream_names(client))
             if not options.wait_for_streams and not options.selection.is_pattern:
                 require(states, client)
-            payload_columns.ddl(options, ENTRY)
+            payload_ddl(options, ENTRY)
         except PenstockError as error:
             self._problems.append(f"source: {error}")
             return False
@@ -92,21 +89,15 @@ class Validation:
         from pyspark.errors import PySparkException
 
         planner = Planner(self._spark, self._pipeline, self._starting)
-        place = "source"
         try:
-            frames = {0: planner.first()}
-            for number, step in enumerate(self._pipeline.steps, 1):
-                place = f"step {number} ({kind_of(step)})"
-                frames[number] = planner.step(number, frames)
-                if number > self._pipeline.trunk:
-                    self._check_stateless(frames, number)
-            place = "steps"
+            frames = planner.frames(self._check_stateless)
+            planner.place = "steps"
             if not is_connect(self._spark):  # there the start of the query says it
                 self._check_streaming(frames[self._pipeline.trunk])
         except (PenstockError, PySparkException) as error:
-            self._problems.append(f"{place}: {one_line(error, self._pipeline.masked)}")
+            self._problems.append(f"{planner.place}: {one_line(error, self._pipeline.masked)}")
         except (Exception, SystemExit) as error:  # a function of the user's
-            self._problems.append(f"{place}: {name_of(error)}: {one_line(error, self._pipeline.masked)}")
+            self._problems.append(f"{planner.place}: {name_of(error)}: {one_line(error, self._pipeline.masked)}")
         else:
             return frames
         finally:
@@ -115,16 +106,18 @@ class Validation:
 
     def _check_stateless(self, frames: Mapping[int, DataFrame], number: int) -> None:
         """Refuse what would be counted batch by batch on a branch, where it looks as if it were the whole stream."""
+        if number <= self._pipeline.trunk:
+            return
         if is_connect(self._spark):
-            raise ConfigurationError("steps behind a branch need a driver that sees its plan, not Spark Connect")
-        here, trunk = (_stateful(_analyzed(frames[each])) for each in (number, self._pipeline.trunk))
+            raise ConfigurationError("steps after a branch need a classic Spark session, not Spark Connect")
+        here, trunk = (_stateful(analyzed(frames[each])) for each in (number, self._pipeline.trunk))
         # A step may read the trunk more than once: then it has its operators, and its sources, as often.
         times = here.pop(_SOURCE) // trunk.pop(_SOURCE)
         added = [name for name, count in here.items() if count > times * trunk[name]]
         if added:
             raise ConfigurationError(
-                f"{min(added)} over a stream does not work behind a branch, where each batch is computed by itself: "
-                "put this step before all branches, or into a pipeline of its own"
+                f"{min(added)} over a stream does not work after a branch, where each batch is computed "
+                "separately: put this step before all branches, or into its own pipeline"
             )
 
     def _check_streaming(self, rows: DataFrame) -> None:
@@ -137,7 +130,7 @@ class Validation:
         mode = modes.Append() if self._pipeline.output_mode == "append" else modes.Update()
         checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
         try:
-            checker.checkForStreaming(_analyzed(rows), mode)
+            checker.checkForStreaming(analyzed(rows), mode)
         except Py4JJavaError as error:
             raise ConfigurationError(one_line(error.java_exception.getMessage())) from None
 
@@ -167,21 +160,15 @@ class Validation:
             _ = found.schema  # Spark Connect looks at the condition only now
         except PySparkException as error:
             return one_line(error, self._pipeline.masked)
-        if not is_connect(self._spark) and _analyzed(rows).deterministic() and not _analyzed(found).deterministic():
-            return f"{condition!r} takes other rows each time it is asked: leave out rand(), uuid() and such"
-        if not is_connect(self._spark) and _reads_clock(_analyzed(found)):
-            return (
-                f"{condition!r} takes other rows when a batch is repeated later: leave out now() and such, or compare "
-                "with a column that a step makes of it"
-            )
-        return None
+        what = unsteady(rows, found)
+        return None if what is None else f"{condition!r} selects different rows each time: remove {what}"
 
 
 def _stateful(plan: Any) -> Counter[str]:
     """Return how often a plan has each operator that keeps state of a stream, and how many sources, as `_SOURCE`."""
     found: Counter[str] = Counter()
     for node in _streaming(plan):
-        name, inputs = str(node.nodeName()), [child for child in _listed(node.children()) if child.isStreaming()]
+        name, inputs = str(node.nodeName()), [child for child in listed(node.children()) if child.isStreaming()]
         if _KEEPS_STATE.match(name) or (name == _JOIN and inputs[1:]):
             found[name] += 1
         elif not inputs:
@@ -192,26 +179,5 @@ def _stateful(plan: Any) -> Counter[str]:
 def _streaming(plan: Any) -> Iterator[Any]:
     if plan.isStreaming():
         yield plan
-        for child in _listed(plan.children()):  # no subquery reads a stream: Spark refuses it
+        for child in listed(plan.children()):  # no subquery reads a stream: Spark refuses it
             yield from _streaming(child)
-
-
-def _reads_clock(plan: Any) -> bool:
-    """Return whether the condition of a plan, which is the last thing in it, depends on when it is asked."""
-    while plan.nodeName() != "Filter":
-        plan = plan.children().apply(0)
-    waiting = [plan.condition()]
-    while waiting:
-        expression = waiting.pop()
-        if _CLOCK.fullmatch(expression.nodeName()):
-            return True
-        waiting += _listed(expression.children())
-    return False
-
-
-def _listed(found: Any) -> list[Any]:
-    return [found.apply(number) for number in range(found.size())]
-
-
-def _analyzed(rows: DataFrame) -> Any:
-    return rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark shows a plan only by printing it

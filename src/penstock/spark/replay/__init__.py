@@ -1,10 +1,7 @@
 """Replay: messages out of an archive, of dead letters or of a file, into a stream again."""
 
-from penstock.spark.replay.archive_origin import ArchiveOrigin
-from penstock.spark.replay.origins import DeadLetterOrigin, FileOrigin, ReplayOrigin, Span
-from penstock.spark.replay.rewrite import Counts
-from penstock.spark.replay.run import Replay, Replayed
-from penstock.spark.replay.where import Where
+from penstock.spark.replay.origins import ArchiveOrigin, DeadLetterOrigin, FileOrigin, ReplayOrigin, Span, Where
+from penstock.spark.replay.run import Counts, Replay, Replayed
 
 __all__ = [
     "ArchiveOrigin",

@@ -6,10 +6,10 @@ import base64
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,16 +17,21 @@ import pyarrow.compute as pc
 from penstock import ids
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.keys import StreamKeys
-from penstock.spark.archive.rows import SCHEMA
-from penstock.spark.archive.state import LAST_MS
-from penstock.spark.replay.where import Where
-from penstock.spark.runtime.link import Link
-from penstock.spark.runtime.retry import retry
+from penstock.spark.archive.file_reader import FileChecks, missing, read_rows
+from penstock.spark.archive.read import chosen, cold_frame, files_between
+from penstock.spark.archive.state import SCHEMA, FileEntry, between
+from penstock.spark.archive.table import ArchiveTable
+from penstock.spark.lake.files import Location
+from penstock.spark.runtime.errors import filtered, one_line_errors
+from penstock.spark.runtime.link import Link, retry
 from penstock.spark.source import columns
 from penstock.spark.source.catalogue import look
 from penstock.spark.source.offsets import IdRange
-from penstock.spark.source.rows import RowBuilder
-from penstock.spark.source.scan import Scanner
+from penstock.spark.source.redis_log import Scanner
+from penstock.spark.source.rows import LAST_MS, RowBuilder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 _RETRY_S = 60.0
 _CHUNK_ROWS = 50_000  # rows that a filter sees at a time, and that are in memory
@@ -34,6 +39,31 @@ _LINES_AT_ONCE = 10_000
 _ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 _MOST_IN_COLUMN = (1 << 63) - 1  # of a column
 _KNOWN = {"stream", "id", "ms", "seq", "timestamp", "data", "data_base64", "key", "headers", "message_id", "fields"}
+_SPARK_ROWS = 500_000  # rows of files that Spark reads, filters and sorts at a time
+
+
+class Where:
+    """A condition over the columns of an origin."""
+
+    def __init__(self, condition: str, schema: pa.Schema, start: Callable[[], SparkSession]) -> None:
+        self.spark = start()
+        self.condition, self._schema = condition, schema
+        filtered(self.spark.createDataFrame(schema.empty_table()), condition)  # classic Spark looks at it at once
+
+    def kept(self, table: pa.Table) -> list[pa.RecordBatch]:
+        """Return the rows that it lets through, in their order."""
+        if not table.num_rows:
+            return []
+        return self._collected(self.spark.createDataFrame(table).where(self.condition))
+
+    def sorted(self, rows: DataFrame) -> list[pa.RecordBatch]:
+        """Return the rows that it lets through, in the order of their ids."""
+        return self._collected(rows.where(self.condition).orderBy("ms", "seq"))
+
+    def _collected(self, rows: DataFrame) -> list[pa.RecordBatch]:
+        with one_line_errors(self.condition):
+            batches: list[pa.RecordBatch] = rows.toArrow().cast(self._schema).to_batches()
+        return batches
 
 
 class ReplayOrigin(Protocol):
@@ -83,7 +113,7 @@ class DeadLetterOrigin:
         self.name = f"dead letters of stream {stream!r}, {span}"
         state = retry(lambda: look(link.client(), [self._stream]), _RETRY_S)[self._stream]
         if state is None:
-            raise StreamMissing(f"there are no dead letters of stream {stream!r}: no stream {self._stream!r} exists")
+            raise StreamMissing(f"stream {stream!r} has no dead letters: stream {self._stream!r} does not exist")
         low = ids.ZERO if span.low is None else ids.before(f"{span.low}-0")
         high = state.last_id if span.high is None else ids.before(f"{span.high}-0")
         self._range = IdRange(self._stream, low, min(high, state.last_id, key=ids.parse))
@@ -112,7 +142,7 @@ class FileOrigin:
             with file.open("rb"):
                 pass
         except OSError as error:
-            raise ConfigurationError(f"--file {file} cannot be read: {error.strerror}") from None
+            raise ConfigurationError(f"cannot read --file {file}: {error.strerror}") from None
         self._file, self._span, self._stream = file, span, stream
         self.name = f"file {file.absolute()}, stream {stream!r}, {span}"
 
@@ -152,7 +182,7 @@ def _read_lines(file: Path, *, needs_id: bool) -> Iterator[pa.RecordBatch]:
                 rows.append(_row(json.loads(line), f"file:{file.name}", number, needs_id=needs_id))
             except UnicodeEncodeError:
                 raise ConfigurationError(
-                    f"{file}, line {number}: it has half a surrogate pair, which is no text"
+                    f"{file}, line {number}: it contains a lone surrogate, which is not valid text"
                 ) from None
             except (ValueError, TypeError, RecursionError) as error:
                 raise ConfigurationError(f"{file}, line {number}: {error}") from None
@@ -168,17 +198,17 @@ def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str,
         raise TypeError("a line must be a JSON object")
     unknown = sorted(document.keys() - _KNOWN)
     if unknown:
-        raise ValueError(f"unknown name {unknown[0]!r}; known: {', '.join(sorted(_KNOWN))}")
+        raise ValueError(f"unknown name {unknown[0]!r}; available: {', '.join(sorted(_KNOWN))}")
     if ("data" in document) == ("data_base64" in document):
-        raise ValueError("give the payload as data or as data_base64")
+        raise ValueError("set either data or data_base64")
     if needs_id and "id" not in document:
-        raise ValueError("it has no id, so it is at no time: leave out --since and --until")
+        raise ValueError("it has no id and therefore no time: remove --since and --until")
     entry_id = str(document.get("id", f"0-{number}"))
     if not _ID.fullmatch(entry_id):
-        raise ValueError(f"id {entry_id!r} is none: write it as 1794700800000-0")
+        raise ValueError(f"id {entry_id!r} is invalid: write it as 1794700800000-0")
     ms, seq = ids.parse(entry_id) if ids.is_id(entry_id) else (_MOST_IN_COLUMN, _MOST_IN_COLUMN)
     if max(ms * 1000, seq) > _MOST_IN_COLUMN:
-        raise ValueError(f"id {entry_id!r} is too great")
+        raise ValueError(f"id {entry_id!r} is too large")
     return {
         "stream": _text(document, "stream") or place,
         "id": entry_id,
@@ -196,7 +226,7 @@ def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str,
 def _text(document: dict[str, Any], name: str) -> str | None:
     value = document.get(name)
     if value is not None and not isinstance(value, str):
-        raise TypeError(f"{name} must be text")
+        raise TypeError(f"{name} must be a string")
     (value or "").encode()  # a lone surrogate, which JSON lets through, is no text
     return value
 
@@ -206,7 +236,7 @@ def _texts(document: dict[str, Any], name: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or any(isinstance(each, dict | list) or each is None for each in value.values()):
-        raise TypeError(f"{name} must be an object of texts")
+        raise TypeError(f"{name} must be an object of strings")
     found = {key: each if isinstance(each, str) else json.dumps(each) for key, each in value.items()}
     "".join(itertools.chain.from_iterable(found.items())).encode()
     return found
@@ -219,3 +249,72 @@ def _payload(document: dict[str, Any]) -> bytes:
     if isinstance(data, str):
         return data.encode()
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+
+
+# --- an archive, which may be compacted meanwhile ----------------------------------------------------
+
+
+class ArchiveOrigin:
+    """Entries of an archived stream, up to the last one that is archived when this is made."""
+
+    schema = SCHEMA
+
+    def __init__(self, root: str | Path | Location, stream: str, span: Span) -> None:
+        self._table, self._stream, self._span = ArchiveTable.of(root), stream, span
+        chosen(self._table.load(), stream, is_hot=False)
+        self._checks = FileChecks(self._table)
+        self._files = self._named()
+        self._upto = self._files[-1].last if self._files else ids.ZERO
+        self.name = f"archive {self._table.location}, stream {stream!r}, {span}"
+
+    def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
+        """Return the entries in the order of their ids.
+
+        Guarantees: no row of a file whose bytes are not those that were written.
+
+        Raises: ArchiveDamaged for a file that is missing, changed or cannot be read.
+        """
+        after = ids.ZERO
+        while True:
+            files = [entry for entry in self._files if ids.parse(entry.last) > ids.parse(after)]
+            try:
+                for batch in self._batches(where, files):
+                    kept = between(batch, after, self._upto)
+                    if kept.num_rows:
+                        yield kept
+                        after = kept.column("id")[-1].as_py()
+            except FileNotFoundError as error:
+                files, self._files = self._files, self._named()
+                if files == self._files:  # else a compaction has replaced and cleaned it meanwhile
+                    raise missing(error) from None
+            else:
+                return
+
+    def _named(self) -> list[FileEntry]:
+        return files_between(self._table.load(), [self._stream], self._span.low, self._span.high)
+
+    def _batches(self, where: Where | None, files: list[FileEntry]) -> Iterator[pa.RecordBatch]:
+        if where is None:
+            for entry in files:
+                self._checks.check(entry)
+                for batch in read_rows(self._table, entry):
+                    yield self._span.within(batch)
+            return
+        for group in _groups(files):
+            for entry in group:
+                self._checks.check(entry)  # also that it is there, which Spark would say in its own way
+            yield from where.sorted(self._frame(where, group))
+
+    def _frame(self, where: Where, files: list[FileEntry]) -> DataFrame:
+        return cold_frame(where.spark, self._table, files).where(self._span.sql)
+
+
+def _groups(files: list[FileEntry]) -> Iterator[list[FileEntry]]:
+    group: list[FileEntry] = []
+    for entry in files:
+        if group and sum(each.rows for each in group) + entry.rows > _SPARK_ROWS:
+            yield group
+            group = []
+        group.append(entry)
+    if group:
+        yield group

@@ -3,6 +3,8 @@
 It is written as one partition of a Spark write (sink/writer.py) under the replay's name: the script that adds the
 entries notes in the same step how many there are, with a checksum, so a replay that was killed goes on where it was,
 and one that is done adds nothing. Another selection under the same name is refused.
+
+A message that is replayed gets a new message id, and headers that tell where it was.
 """
 
 from __future__ import annotations
@@ -14,38 +16,143 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from penstock import dead_letter_record, envelope
+from penstock.dead_letter_record import CUT, WELL_KNOWN, kept_fields
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.redis.retry import Repeat
-from penstock.spark.replay.origins import ReplayOrigin
-from penstock.spark.replay.rewrite import Counts, Rewriter
-from penstock.spark.replay.where import Where
+from penstock.spark.replay.origins import ReplayOrigin, Where
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.option_values import Options
+from penstock.spark.sink.entries import MAX_FIELDS, MAX_NAME
 from penstock.spark.sink.identity import Identity
 from penstock.spark.sink.options import SinkOptions
 from penstock.spark.sink.writer import write_partition
 
+Pairs: TypeAlias = list[tuple[str, Any]]
+REPLAY_OF = "replay_of"  # header: stream/id of the entry that was first published
+REPLAY = "replay"  # header: name of the last replay
+SCHEMA = pa.schema(
+    [
+        ("data", pa.binary()),
+        ("key", pa.string()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("message_id", pa.string()),
+        ("fields", pa.map_(pa.string(), pa.binary())),
+    ]
+)
+# What has a column of its own, or was about the life of the old entry.
+_LEFT = {
+    envelope.DATA, envelope.KEY, envelope.HEADERS, envelope.MESSAGE_ID,
+    envelope.EXPIRES_AT, envelope.DEDUP_KEY, envelope.REDRIVES,
+}  # fmt: skip
+_MOST_OTHERS = MAX_FIELDS - len(WELL_KNOWN) - 1  # fields of others, beside those that Penstock knows and `dlq_cut`
+_REPLACED = "\ufffd"  # in a text: what was no UTF-8
+_SOURCE, _SOURCE_ID = dead_letter_record.FIELDS["source_stream"], dead_letter_record.FIELDS["source_id"]
 _PARTITION = 0
 _SELECTION = "selection"  # field beside the marks of the write
 _REMEMBER = "30d"
 _CHUNK = 500
 _SLICES_A_SECOND = 10
-_TEXTS, _BYTES = MapType(StringType(), StringType()), MapType(StringType(), BinaryType())
-_SPARK_SCHEMA = StructType(
-    [
-        StructField("data", BinaryType()),
-        StructField("key", StringType()),
-        StructField("headers", _TEXTS),
-        StructField("message_id", StringType()),
-        StructField("fields", _BYTES),
-    ]
-)
+_SPARK_SCHEMA = from_arrow_schema(SCHEMA)
 Progress = Callable[[int], None]  # told how many messages have been handed on
+
+
+@dataclass
+class Counts:
+    """What was found."""
+
+    wanted: int = 0
+    looping: int = 0  # a replay wrote them into the stream where they would go again
+    empty: int = 0  # without a payload
+    cut: int = 0  # written without some of their fields: there is no room for all
+
+
+class Rewriter:
+    """Rewrites the messages of one replay."""
+
+    def __init__(self, name: str, into: str) -> None:
+        self._name, self._into = name, into
+
+    def rewrite(self, batch: pa.RecordBatch, counts: Counts) -> pa.RecordBatch:
+        """Return the messages to be written."""
+        kept: list[bool] = []
+        made: list[tuple[Pairs, str, Pairs]] = []
+        key = batch.column("key")
+        is_odd = pc.or_(pc.greater(pc.utf8_length(key), MAX_NAME), pc.match_substring(key, _REPLACED)).fill_null(False)
+        has_data = batch.column("data").is_valid().to_pylist()
+        given = [batch.column(name).to_pylist() for name in ("stream", "id", "headers", "fields")]
+        for row in zip(is_odd.to_pylist(), has_data, *given, strict=True):
+            message = self._message(*row, counts=counts)
+            kept.append(message is not None)
+            if message is not None:
+                made.append(message)
+        counts.wanted += len(made)
+        headers, ids, fields = zip(*made, strict=True) if made else ((), (), ())
+        # Payloads and keys stay as they are: they are not touched row by row.
+        rest = batch if len(made) == batch.num_rows else batch.filter(pa.array(kept, pa.bool_()))
+        key = rest.column("key")
+        is_field = pa.array([bool(pairs) and pairs[0][0] == envelope.KEY for pairs in fields], pa.bool_())
+        columns = {
+            "data": rest.column("data"),
+            "key": pc.if_else(pc.or_(pc.equal(key, ""), is_field), None, key),
+            "headers": headers,
+            "message_id": ids,
+            "fields": fields,
+        }
+        return pa.RecordBatch.from_arrays([_array(columns[each.name], each.type) for each in SCHEMA], schema=SCHEMA)
+
+    def _message(
+        self, has_odd_key: bool, has_data: bool, stream: str, entry_id: str, pairs: Any, fields: Any, *, counts: Counts
+    ) -> tuple[Pairs, str, Pairs] | None:
+        """Return the headers, the message id and the further fields; None if it is not to be written."""
+        headers = dict(pairs or ())
+        given = dict(fields or ())
+        if _SOURCE_ID in given and _SOURCE in given:
+            stream, entry_id = envelope.text(given[_SOURCE]), envelope.text(given[_SOURCE_ID])
+        if self._is_loop(stream, headers):
+            counts.looping += 1
+            return None
+        kept = [pair for pair in given.items() if pair[0] not in _LEFT and not dead_letter_record.is_mark(pair[0])]
+        if has_odd_key and envelope.KEY in given:
+            kept.insert(0, (envelope.KEY, given[envelope.KEY]))  # as it was: the text of the column is not, or too long
+        if len(kept) > _MOST_OTHERS:
+            kept = _cut(kept, counts)
+        if not has_data and not kept:
+            counts.empty += 1
+            return None
+        place = f"{stream}/{entry_id}"
+        origin = headers.setdefault(REPLAY_OF, place)
+        headers[REPLAY] = self._name
+        return list(headers.items()), message_id(self._name, origin, place), kept
+
+    def _is_loop(self, stream: str, headers: dict[str, str]) -> bool:
+        if REPLAY_OF not in headers:
+            return False
+        return self._into in (stream, headers[REPLAY_OF].rpartition("/")[0])
+
+
+def _cut(fields: Pairs, counts: Counts) -> Pairs:
+    flat, cut = kept_fields(envelope.as_fields(dict(fields)), _MOST_OTHERS)
+    if not cut:
+        return fields
+    counts.cut += 1
+    return list({**envelope.as_mapping(flat), CUT: cut.encode()}.items())
+
+
+def message_id(name: str, origin: str, place: str) -> str:
+    """Return the id of a replayed message: the same whenever the same replay writes it."""
+    return hashlib.sha256(f"{name}\0{origin}\0{place}".encode()).hexdigest()[:32]
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    return values.cast(kind) if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
 @dataclass(frozen=True)
@@ -70,9 +177,7 @@ class Replay:
         rate: float | None = None,
     ) -> None:
         if rate is not None and not 0 < rate < math.inf:
-            raise ConfigurationError(
-                f"--rate {rate:g} must be more than 0 messages a second; leave it out for no limit"
-            )
+            raise ConfigurationError(f"--rate {rate:g} must be more than 0 messages per second; omit it for no limit")
         self._origin, self._where, self._rate = origin, where, rate
         self._selection = _digest(origin.name, None if where is None else where.condition, into)
         self.name = self._selection[:12] if name is None else check_name("--name", name, 200)
@@ -106,14 +211,14 @@ class Replay:
         kind = client.call(stream, "TYPE", stream)
         if kind not in (b"none", b"stream"):
             raise ConfigurationError(
-                f"--into {self._into!r} is a {kind.decode()} in Redis, and no stream: name another"
+                f"--into {self._into!r} is a {kind.decode()} in Redis, not a stream: choose another name"
             )
         key = client.keys(self._into).spark(self._query)
         mark, selection = client.call(key, "HMGET", key, f"p{_PARTITION}", _SELECTION)
         if selection is not None and selection.decode() != self._selection:
             raise ConfigurationError(
-                f"the name {self.name!r} belongs to another replay into stream {self._into!r}, of other messages: "
-                "choose another --name"
+                f"the name {self.name!r} belongs to another replay into stream {self._into!r}, with different "
+                "messages: choose another --name"
             )
         return int(mark.decode().split(" ")[1]) if mark else 0
 

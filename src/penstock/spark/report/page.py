@@ -15,10 +15,9 @@ from urllib.parse import urlencode, urlsplit
 from penstock import __version__, envelope
 from penstock.errors import ConfigurationError
 from penstock.shown import shown
-from penstock.spark.report.figures import P95, SHARE_NAMES, Aggregate, Figures, Percentiles
+from penstock.spark.report.figures import P95, SHARE_NAMES, Aggregate, Figures, Percentiles, Window
 from penstock.spark.report.plots import Plot, bars_by_name, bars_over_time, lines_over_time
 from penstock.spark.report.target import Target
-from penstock.spark.report.window import Window
 from penstock.units import NOTHING, as_datetime, count, duration, size
 
 try:
@@ -54,7 +53,9 @@ def check_dashboard(address: str | None) -> str | None:
         return None
     parts = urlsplit(address)
     if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
-        raise ConfigurationError(f"--dashboard {address!r} must be the address of a dashboard: http://host:8080")
+        raise ConfigurationError(
+            f"--dashboard {address!r} must be the address of a dashboard, such as http://host:8080"
+        )
     return address.rstrip("/")
 
 

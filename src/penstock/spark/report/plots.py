@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.spark.report.window import TimeAxis
+from penstock.spark.report.figures import TimeAxis
 
 WIDTH, HEIGHT = 1000, 220
 LEFT, RIGHT, TOP, BOTTOM = 72, 28, 16, 26

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.dead_letter_record import FIELDS
 from penstock.spark.archive.read import read
-from penstock.spark.report.coverage import archive_coverage, trimmed
 from penstock.spark.report.figures import (
     P95,
     SHARES,
@@ -22,10 +21,11 @@ from penstock.spark.report.figures import (
     Figures,
     LargePayload,
     Percentiles,
+    TimeAxis,
+    Window,
 )
-from penstock.spark.report.target import Target
-from penstock.spark.report.window import TimeAxis, Window
-from penstock.spark.results.options import FORMAT as RESULTS
+from penstock.spark.report.target import Target, archive_coverage, trimmed
+from penstock.spark.results.source import FORMAT as RESULTS
 from penstock.spark.runtime.errors import normalised_sql
 from penstock.spark.source.catalogue import StreamState, naming
 

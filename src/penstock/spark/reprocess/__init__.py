@@ -1,7 +1,6 @@
 """Reprocess: a handler over messages of an archive or over dead letters, on Spark, one result for each message."""
 
-from penstock.spark.reprocess.run import FailedMessages, Reprocess, Summary
-from penstock.spark.reprocess.selection import Archived, SelectedDeadLetters, Selection
+from penstock.spark.reprocess.run import Archived, FailedMessages, Reprocess, SelectedDeadLetters, Selection, Summary
 from penstock.spark.reprocess.task import Work
 
 __all__ = ["Archived", "FailedMessages", "Reprocess", "SelectedDeadLetters", "Selection", "Summary", "Work"]

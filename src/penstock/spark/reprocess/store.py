@@ -18,8 +18,7 @@ from penstock.redis.retry import Repeat, pause_s
 from penstock.runtime.threads import pause, side_by_side
 from penstock.settings import ResultBackendSettings
 from penstock.spark.lake.parquet import FilesMissing
-from penstock.spark.runtime.link import Link
-from penstock.spark.runtime.retry import retry
+from penstock.spark.runtime.link import Link, retry
 from penstock.sync.providers import make_result_backend
 from penstock.task import Result, check_id
 
@@ -36,7 +35,7 @@ def check_run_name(name: str) -> None:
     """Raise ConfigurationError for a name that cannot stand before an id."""
     check_id("--name", name)
     if len(name) > _MOST_NAME:
-        raise ConfigurationError(f"--name has {len(name)} characters: {_MOST_NAME} are allowed")
+        raise ConfigurationError(f"--name has {len(name)} characters, more than the limit of {_MOST_NAME}")
 
 
 def result_id(name: str | None, message_id: str | None, stream: str, entry_id: str) -> str:
@@ -110,8 +109,9 @@ def check_mark(mark: str | None) -> None:
     """Raise FilesMissing where the file cannot be seen; in a task, before it does anything."""
     if mark is not None and not Path(mark).exists():
         raise FilesMissing(
-            f"{mark}, which the driver has made, is not there on {socket.gethostname()}: name a folder for --results "
-            "that the driver and all executors share, or another back-end. Nothing was handled there"
+            f"{mark}, which the driver created, does not exist on {socket.gethostname()}: use a folder for "
+            "--results that the driver and all executors share, or another back-end. No message was handled "
+            "there"
         )
 
 
@@ -134,12 +134,12 @@ class StuckNotes:
             client.call(key, "SADD", key, result, repeat=Repeat.IDEMPOTENT)
             client.call(key, "EXPIRE", key, _REMEMBER_S, repeat=Repeat.IDEMPOTENT)
 
-        retry(add, _RETRY_S, "noting a message that hangs")
+        retry(add, _RETRY_S, "recording a message that hangs")
 
     def known(self) -> frozenset[str]:
         """Return those that were noted."""
         client, key = self.link.client(), self._key()
-        found = retry(lambda: client.call(key, "SMEMBERS", key), _RETRY_S, "reading what hangs")
+        found = retry(lambda: client.call(key, "SMEMBERS", key), _RETRY_S, "reading which messages hang")
         return frozenset(member.decode() for member in found)
 
     def _key(self) -> str:

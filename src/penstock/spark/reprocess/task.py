@@ -26,14 +26,13 @@ from penstock.number_checks import check_number
 from penstock.redis.retry import Repeat
 from penstock.serializers import load_serializer
 from penstock.settings import ResultBackendSettings
+from penstock.spark.pipeline.caller import Alone, Caller, Outcome, is_repeated_task
 from penstock.spark.pipeline.dead_letters import Failure
-from penstock.spark.pipeline.handling import Alone, Caller, Outcome, is_repeated_task
 from penstock.spark.pipeline.steps import check_function_path, check_timeout, imported
 from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, check_mark, check_run_name, result_id
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
-from penstock.spark.runtime.link import Link
-from penstock.spark.runtime.retry import retry
+from penstock.spark.runtime.link import Link, retry
 from penstock.task import Result, Status, encode
 
 FORMS = ("json", "msgpack", "raw")
@@ -162,7 +161,7 @@ class _Chunk:
         started = datetime.now(UTC)
         for row in rows:
             if row.result in self._stuck:
-                made[row.result] = _failed(row, HandlerTimeout("the handler could not be interrupted"), 1, started)
+                made[row.result] = _failed(row, HandlerTimeout("handler could not be interrupted"), 1, started)
                 continue
             try:
                 message = self._message(row)
@@ -268,7 +267,7 @@ def _outputs(answer: Any) -> Mapping[str, Mapping[str, Any]]:
         return {str(entry_id): {_OUTPUT: output} for entry_id, output in answer.items()}
     if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
         raise ConfigurationError(
-            f"the handler must return a list of ids, or a mapping of ids to results, not {type(answer).__name__}"
+            f"handler must return a list of message ids, or a mapping of ids to results, not {type(answer).__name__}"
         )
     return {str(entry_id): {} for entry_id in answer}
 

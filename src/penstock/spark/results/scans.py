@@ -1,4 +1,7 @@
-"""Where results are read from: a scan for each back-end plans the parts of a query, and reads one in a task."""
+"""Which results a query looks at, by kind, status and time, and where they are read from.
+
+A scan for each back-end plans the parts of a query, and reads one in a task.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import Filter, InputPartition
 
 from penstock.errors import BackendRefused, ConfigurationError, DecodeError
 from penstock.keys import TaskKeys
-from penstock.results.entry import kind_name
+from penstock.results.entry import in_utc, kind_name
 from penstock.settings import ResultBackendSettings
-from penstock.spark.results.filter import ResultFilter
-from penstock.spark.runtime.retry import retry
-from penstock.spark.source.batch_reader import BatchReader, RangePartition
+from penstock.spark.runtime.link import retry
+from penstock.spark.source.batch_reader import BatchReader, RangePartition, bounds_of, values_of
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.redis_log import log_of
 from penstock.spark.source.rows import Entry, RowBuilder
@@ -32,7 +34,52 @@ from penstock.sync.results.postgres import PostgresBackend
 from penstock.sync.results.s3 import S3Backend
 from penstock.task import Result, decode_result
 
+_Names = frozenset[str] | None
 logger = logging.getLogger("penstock.spark")
+
+
+@dataclass(frozen=True)
+class ResultFilter:
+    """Kinds, statuses and the times of their end, both inclusive; None = all."""
+
+    kinds: _Names = None
+    statuses: _Names = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def takes(self, result: Result) -> bool:
+        """Tell whether a result is looked at."""
+        if self.kinds is not None and result.kind not in self.kinds:
+            return False
+        if self.statuses is not None and result.status.value not in self.statuses:
+            return False
+        if self.since is None and self.until is None:
+            return True
+        finished = in_utc(result.finished_at)
+        return (self.since is None or finished >= self.since) and (self.until is None or finished <= self.until)
+
+    @property
+    def only_kind(self) -> str | None:
+        """The kind, if it is a single one."""
+        return next(iter(self.kinds)) if self.kinds is not None and len(self.kinds) == 1 else None
+
+    def narrowed(self, filters: Sequence[Filter]) -> ResultFilter:
+        """Return what is left when all filters hold; Spark applies each once more, so a part of them will do."""
+        since, until = bounds_of(filters, "finished_at", _moment)
+        return ResultFilter(
+            _both(self.kinds, values_of(filters, "kind")),
+            _both(self.statuses, values_of(filters, "status")),
+            max(filter(None, (self.since, since)), default=None),
+            min(filter(None, (self.until, until)), default=None),
+        )
+
+
+def _both(one: _Names, other: _Names) -> _Names:
+    return one if other is None else other if one is None else one & other
+
+
+def _moment(value: object) -> datetime | None:
+    return value if isinstance(value, datetime) and value.tzinfo is not None else None
 
 
 @dataclass(frozen=True)
@@ -123,7 +170,7 @@ class FSResultScan:
         """Share the days out; no file is looked at."""
         root = Path(self.root)
         if not root.is_dir():
-            raise ConfigurationError(f"there are no results at {root}: it is no folder")
+            raise ConfigurationError(f"there are no results at {root}, which is not a folder")
         backend = FSBackend(root)
         with backend.translated("list results"):
             folders = [(day, root / day) for day in backend.store.days()]
@@ -247,8 +294,8 @@ def _translated(backend: PostgresBackend, what: str) -> Iterator[None]:
         if getattr(error.__cause__, "sqlstate", None) != _NO_TABLE:
             raise
         raise ConfigurationError(
-            f"there are no results in {backend.where}: it has no table penstock_results; check the database and its "
-            f"schema"
+            f"there are no results in {backend.where}: the table penstock_results does not exist; check the "
+            "database and its schema"
         ) from None
 
 
@@ -341,7 +388,7 @@ def _results(entry: Entry) -> Iterator[Result]:
         try:
             yield decode_result(value)
         except DecodeError as error:
-            logger.warning("entry %s holds no valid result, and is skipped: %s", entry_id.decode(), error)
+            logger.warning("skipped entry %s, which does not hold a valid result: %s", entry_id.decode(), error)
 
 
 def _valid(client: StreamClient, done: str, found: Sequence[tuple[bytes, Result]], timeout_s: float) -> list[Result]:

@@ -1,11 +1,12 @@
-"""The format `penstock_results`: the classes that Spark calls, of which it pickles the readers into tasks."""
+"""The format `penstock_results`: its options, and the classes that Spark calls, of which it pickles the readers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,15 +14,34 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from penstock.errors import ConfigurationError
+from penstock.keys import check_name
 from penstock.results.entry import in_utc
-from penstock.spark.results.options import FORMAT, ResultsOptions
-from penstock.spark.runtime.arrow_types import arrow_schema
+from penstock.settings import ResultBackendSettings, Settings
+from penstock.spark.results.scans import (
+    FSResultScan,
+    PartitionSizes,
+    PostgresResultScan,
+    RedisResultScan,
+    ResultFilter,
+    ResultScan,
+    S3ResultScan,
+)
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.runtime.option_values import Options
+from penstock.spark.runtime.versions import arrow_schema
 from penstock.spark.source import columns as known
 from penstock.spark.source.columns import Columns
+from penstock.spark.source.options import milliseconds
+from penstock.spark.source.rows import LAST_MS
 from penstock.task import Result
 
+FORMAT = "penstock_results"
+_BACKENDS = ("fs", "postgres", "s3", "redis")
+# Spelled as Spark spells secrets, so that it hides them wherever it shows options.
+_KEYS = {"accessKeyId": "access_key_id", "secretAccessKey": "secret_access_key", "sessionToken": "session_token"}
+_OF_A_STREAM = ("url", "passwordFile", "passwordEnv", "failOnDataLoss", "retryTimeout", "fetchSize")
 _BATCH = 5_000
 _TEXT, _TIMES = pa.string(), [pa.timestamp("us", tz="UTC"), pa.timestamp("us")]
 RESULT: Columns = {
@@ -35,6 +55,112 @@ RESULT: Columns = {
     "finished_at": _TIMES,
 }
 _MOST = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class ResultsOptions:
+    """Everything that can be said about reading results."""
+
+    scan: ResultScan
+    matching: ResultFilter
+    sizes: PartitionSizes
+    filter_pushdown: bool
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> ResultsOptions:
+        """Read the options; raise ConfigurationError for what is unknown, wrong or contradictory."""
+        options = Options(given, FORMAT)
+        made = cls(
+            scan=_scan(options),
+            matching=_filter(options),
+            sizes=PartitionSizes(
+                options.whole("minPartitions") or 1, options.whole("maxRowsPerPartition") or PartitionSizes.max_rows
+            ),
+            filter_pushdown=options.flag("filterPushdown", default=False),
+        )
+        options.refuse_unknown()
+        return made
+
+
+def _filter(options: Options) -> ResultFilter:
+    kind = options.text("kind")
+    since, ending = _moment(options, "startingTimestamp"), _moment(options, "endingTimestamp")
+    return ResultFilter(
+        kinds=None if kind is None else frozenset([check_name("option kind", kind)]),
+        since=since,
+        until=None if ending is None else ending - timedelta(microseconds=1),
+    )
+
+
+def _moment(options: Options, name: str) -> datetime | None:
+    text = options.text(name)
+    if text is None:
+        return None
+    # Results have no time beyond the calendar, whatever entries of streams have.
+    return datetime.fromtimestamp(min(milliseconds(f"option {name}", text), LAST_MS) / 1000, UTC)
+
+
+def _scan(options: Options) -> ResultScan:
+    config, backend = options.text("config"), options.text("backend")
+    if (config is None) == (backend is None):
+        raise ConfigurationError(
+            f"set exactly one of option backend={', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}, and option "
+            "config with the path of a penstock.toml"
+        )
+    if config is not None:
+        return scan_of(Settings.load(config).result_backend)
+    chosen = options.choice("backend", _BACKENDS, "fs")
+    if chosen == "redis":
+        return _of_queue(options)
+    if chosen == "fs":
+        return scan_of(ResultBackendSettings("fs", root=_place(options, "root")))
+    timeout = {"timeout_s": options.duration("timeout", timedelta(seconds=30)).total_seconds()}
+    if chosen == "postgres":
+        return scan_of(ResultBackendSettings("postgres", options={"dsn": _place(options, "url"), **timeout}))
+    return scan_of(
+        ResultBackendSettings("s3", options={"url": _place(options, "url"), **timeout, **_s3_options(options)})
+    )
+
+
+def _place(options: Options, name: str) -> str:
+    place = options.text(name, "path")
+    if not place:
+        raise ConfigurationError(f"option {name} is missing: it names the place of the results")
+    return place
+
+
+def _s3_options(options: Options) -> dict[str, str]:
+    given = {spelled: options.text(name) for name, spelled in _KEYS.items()}
+    given |= {name: options.text(name) for name in ("endpoint", "region")}
+    known = {name: value for name, value in given.items() if value is not None}
+    return {**known, **options.starting_with("s3.")}
+
+
+def _of_queue(options: Options) -> RedisResultScan:
+    queue = options.text("queue", "path") or "penstock"
+    given = {name: value for name in _OF_A_STREAM if (value := options.text(name)) is not None}
+    given |= {f"redis.{name}": value for name, value in options.starting_with("redis.").items()}
+    return RedisResultScan(queue, given)
+
+
+def scan_of(settings: ResultBackendSettings) -> ResultScan:
+    """Return where the results of a back-end are read from; raise ConfigurationError for one that is not ours."""
+    if settings.provider == "fs":
+        return FSResultScan(str(Path(str(settings.options.get("root", settings.root))).absolute()))
+    if settings.provider == "postgres":
+        from penstock.results import PostgresBackend
+
+        PostgresBackend.from_settings(settings)  # says what is wrong with it; nothing is connected yet
+        return PostgresResultScan(**settings.options)
+    if settings.provider == "s3":
+        from penstock.results import S3Backend
+
+        S3Backend.from_settings(settings)
+        return S3ResultScan(settings)
+    raise ConfigurationError(
+        f"the results of back-end {settings.provider!r} cannot be read as a table, only those of "
+        f"{', '.join(_BACKENDS)}; for others, use penstock.results.results_table()"
+    )
 
 
 class ResultsPartition(InputPartition):

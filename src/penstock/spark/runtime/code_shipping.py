@@ -1,23 +1,37 @@
-"""Penstock's own code on its way to executors that do not have it.
+"""Code on its way to executors that do not have it: Penstock's own, and the modules of the user's functions.
 
 PySpark can pickle classes and functions by value, but not the decoders, caches and locks that modules hold beside them.
-So the package travels whole, as an archive inside everything of ours that Spark pickles: what arrives first unpacks it.
+So Penstock travels whole, as an archive inside everything of ours that Spark pickles: what arrives first unpacks it.
+
+The user's functions are in modules beside the definition that names them, on the driver's machine, and Spark itself
+sends those. What is installed is left alone: whoever runs a cluster has put it there, or into the environment that the
+job brings along.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
+import shutil
+import sys
+import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import ConfigurationError, summary_of
+from penstock.spark.runtime.master import is_connect, is_local
+
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
 
 _PACKAGE = "penstock"
@@ -26,16 +40,14 @@ _CONTENT = (".py", ".lua", ".typed")
 _BEGINNING = (1980, 1, 1, 0, 0, 0)  # the same files make the same archive
 _is_packing: ContextVar[bool] = ContextVar("penstock_is_packing", default=False)
 _going: list[bytes] = []  # the archive, while it goes with what is pickled in this process
+_INSTALLED = {"site-packages", "dist-packages"}
+_sent: set[tuple[str, Path]] = set()
 
 
 @cache
 def packed() -> bytes:
     """Returns the archive of this package."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, file in sorted(_walk(files(_PACKAGE), _PACKAGE), key=lambda found: found[0]):
-            archive.writestr(zipfile.ZipInfo(name, _BEGINNING), file.read_bytes(), zipfile.ZIP_DEFLATED)
-    return buffer.getvalue()
+    return _zipped({name: file.read_bytes() for name, file in _walk(files(_PACKAGE), _PACKAGE)})
 
 
 def shipped(source: type[DataSource]) -> type[DataSource]:
@@ -102,6 +114,14 @@ def _walk(place: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
             yield f"{path}/{entry.name}", entry
 
 
+def _zipped(content: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(content):
+            archive.writestr(zipfile.ZipInfo(name, _BEGINNING), content[name], zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -125,7 +145,7 @@ def _unpacker() -> Callable[[str, bytes, bytes], Any]:
         if loaded is None or not str(loaded.__file__).startswith(str(home)):
             home.mkdir(mode=0o700, exist_ok=True)
             if home.lstat().st_uid != os.getuid():
-                raise PermissionError(f"{home} belongs to somebody else, and holds code that would be run")
+                raise PermissionError(f"{home} belongs to another user, and code in it would be executed")
             archive = zipfile.ZipFile(io.BytesIO(content))
             # File by file: other workers do the same at this moment, and a cleaner of old files may have taken some.
             for name in archive.namelist():
@@ -192,3 +212,82 @@ def _forgetter(package: str) -> Callable[[], None]:
                 del held[parent][own]  # `from package import module` would take it from there
 
     return forget
+
+
+# --- the modules of the user's functions -------------------------------------------------------------
+
+
+def imported(label: str, path: str) -> Any:
+    """Return what a path such as `package.module:name` names; raise ConfigurationError, about `label`, if nothing."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises while it is imported
+        raise ConfigurationError(f"{label} cannot be imported here: {summary_of(error)}") from None
+    return found
+
+
+def send_modules(spark: SparkSession, functions: Iterable[str]) -> None:
+    """Send the modules of functions, written as `package.module:function`, to the executors of a classic cluster.
+
+    A package goes whole, with its Python files. What it imports from beside it does not: that is named in
+    `spark.submit.pyFiles`.
+    """
+    if is_connect(spark) or is_local(spark.sparkContext.master):
+        return
+    for name in sorted({path.partition(":")[0].partition(".")[0] for path in functions}):
+        place = place_of(name)
+        if place is None:
+            continue
+        archive = packed_module(name, place)
+        sent = (spark.sparkContext.applicationId, archive)
+        if sent not in _sent:
+            _sent.add(sent)
+            spark.sparkContext.addPyFile(str(archive))
+
+
+def place_of(name: str) -> Path | None:
+    """Return the file or folder of a module that only this machine has; None for one that is installed, or is none."""
+    if name in sys.stdlib_module_names or name == _PACKAGE:
+        return None
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # validation tells it
+        return None
+    if spec is None:
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    place = Path(folders[0] if folders else spec.origin or "")
+    if _INSTALLED & {*place.parts} or not (place.is_dir() or place.suffix == ".py"):
+        return None
+    return place
+
+
+def packed_module(name: str, place: Path) -> Path:
+    """Return a zip file of a module that is named after its content, so that a session may have an older one too."""
+    content = _zipped(dict(_module_files(name, place)))
+    archive = _modules_folder() / f"{name}-{_digest(content)}.zip"
+    if not archive.exists():
+        archive.write_bytes(content)
+    return archive
+
+
+def _module_files(name: str, place: Path) -> Iterator[tuple[str, bytes]]:
+    if place.is_file():
+        yield place.name, place.read_bytes()
+        return
+    for file in place.rglob("*.py"):
+        inner = file.relative_to(place)
+        for folder in inner.parents:  # Python imports a folder without __init__.py only if the archive names it
+            yield f"{name}/{folder}/".replace("/./", "/"), b""
+        yield f"{name}/{inner}", file.read_bytes()
+
+
+@cache
+def _modules_folder() -> Path:
+    """Return where they lie as long as this process lives: executors that start later ask for them, too."""
+    place = Path(tempfile.mkdtemp(prefix="penstock-modules-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place

@@ -27,6 +27,7 @@ _BRIDGE = "Py4JJavaError"
 _IN_JAVA = re.compile(r"(?:: |Caused by: )[\w.$]+: (.+)")
 # What Spark 4.1 says last when a source could not be made: it stops the reader that it does not have.
 _NO_READER = "cannot access local variable 'reader'"
+_CLOCK = re.compile(r"Current(?:Date|Time|Timestamp)|Now|LocalTimestamp|CurBatchTimestamp")
 _MOST = 600
 # What differs from message to message in the text of the same error. In this order; both Java and Python understand
 # them. What stands for a value is not taken for one afterwards.
@@ -81,7 +82,7 @@ def one_line(error: object, masked: Callable[[str], str] = str) -> str:
     told = _said(error).partition(_PLAN)[0]
     gone = _NO_SERVER.search(told)
     if gone:
-        return f"the Spark Connect server does not answer ({gone[1]})"
+        return f"the Spark Connect server does not respond ({gone[1]})"
     lines = [line.rstrip() for line in told.splitlines() if line.strip()] or [
         text_of(error, repr) if isinstance(error, BaseException) else repr(error)
     ]
@@ -134,14 +135,44 @@ def filtered(rows: DataFrame, condition: str) -> DataFrame:
     with one_line_errors(condition):
         found = rows.where(condition)
         _ = found.schema  # Spark Connect looks at the condition only now
-        if not is_connect(rows.sparkSession) and not _analyzed(found).deterministic():
-            raise ConfigurationError(
-                f"--where {condition!r} chooses other messages each time it is asked: leave out rand(), uuid() and such"
-            )
+        if what := unsteady(rows, found):
+            raise ConfigurationError(f"--where {condition!r} selects different messages each time: remove {what}")
     return found
 
 
-def _analyzed(rows: DataFrame) -> Any:
+def unsteady(rows: DataFrame, found: DataFrame) -> str | None:
+    """Return what a condition must leave out to choose the same rows when they are computed again; None if nothing.
+
+    `found` are the rows that it chooses.
+    """
+    if is_connect(rows.sparkSession):
+        return None
+    plan = analyzed(found)
+    if analyzed(rows).deterministic() and not plan.deterministic():
+        return "rand(), uuid() and such"
+    return "now() and such" if _reads_clock(plan) else None
+
+
+def _reads_clock(plan: Any) -> bool:
+    """Return whether the condition of a plan, which is the last thing in it, depends on when it is asked."""
+    while plan.nodeName() != "Filter":
+        plan = plan.children().apply(0)
+    waiting = [plan.condition()]
+    while waiting:
+        expression = waiting.pop()
+        if _CLOCK.fullmatch(expression.nodeName()):
+            return True
+        waiting += listed(expression.children())
+    return False
+
+
+def listed(found: Any) -> list[Any]:
+    """Return what is in a Seq of Scala."""
+    return [found.apply(number) for number in range(found.size())]
+
+
+def analyzed(rows: DataFrame) -> Any:
+    """Return the plan of rows as Java has it."""
     return rows._jdf.queryExecution().analyzed()  # noqa: SLF001 - PySpark shows a plan only by printing it
 
 

@@ -78,7 +78,9 @@ def make_class_archive() -> Path:
             check=False,
         )
         if done.returncode or not (place / _ARCHIVE).is_file():
-            raise PenstockError(f"No class archive was made; Spark said: {(done.stdout + done.stderr)[-2000:]}")
+            raise PenstockError(
+                f"cannot create the class archive; output of Spark: {(done.stdout + done.stderr)[-2000:]}"
+            )
 
     return made_once("classes", _archive_key(), make) / _ARCHIVE
 

@@ -78,9 +78,7 @@ def lock(descriptor: int, file: Path, whose: str) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning(
-            "%s cannot be locked (%s): see to it yourself that there is one %s at a time", file, error, whose
-        )
+        logger.warning("cannot lock %s (%s): make sure that there is only one %s at a time", file, error, whose)
     return True
 
 

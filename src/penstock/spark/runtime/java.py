@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.spark.runtime.files import made_once
-from penstock.spark.runtime.prerequisites import newest_java
+from penstock.spark.runtime.versions import newest_java
 
 OLDEST_JAVA = 17
 _PLACES = (
@@ -67,7 +67,7 @@ def ensure_java(environment: Mapping[str, str] | None = None) -> Path:
     java = find_java(given)
     home = java.home if java.is_complete else _with_launcher(java)
     if given.get("JAVA_HOME") not in (None, "", str(home)):
-        _logger.info("Spark runs on the Java in %s, not on the one in JAVA_HOME=%s", home, given["JAVA_HOME"])
+        _logger.info("Spark uses the Java in %s instead of the one in JAVA_HOME=%s", home, given["JAVA_HOME"])
     os.environ["JAVA_HOME"] = str(home)
     return home
 

@@ -1,14 +1,22 @@
-"""The way from a Spark process to Redis: settings that travel with a task, and one client per process for them."""
+"""The way from a Spark process to Redis: settings that travel with a task, one client per process, and retries."""
 
 from __future__ import annotations
 
+import logging
 import os
+import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from penstock.dead_letter_limits import DeadLetterLimits
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, GroupLost, PenstockError, ServerBusy, TransientError
 from penstock.protection import Protection
+from penstock.redis.retry import pause_s
+from penstock.redis.translate import Redirected
+from penstock.runtime.threads import pause
 from penstock.spark.runtime.option_values import Options
 from penstock.sync.redis.client import StreamClient
 
@@ -16,6 +24,9 @@ _PREFIX = "redis."
 _NUMBERS = {"socket_timeout": float, "socket_connect_timeout": float, "max_connections": int, "pool_timeout": float}
 _FLAGS = {"socket_keepalive", "ssl_check_hostname"}
 _clients: dict[tuple[int, Link], StreamClient] = {}
+logger = logging.getLogger("penstock.spark")
+T = TypeVar("T")
+_chance = random.Random()
 
 
 @dataclass(frozen=True)
@@ -35,12 +46,13 @@ class Link:
         url = options.text("url")
         if not url:
             raise ConfigurationError(
-                "option url is missing: say where Redis is, for example .option('url', 'redis://localhost:6379')"
+                "option url is missing: set it to the Redis server, for example .option('url', "
+                "'redis://localhost:6379')"
             )
         if url.startswith("embedded"):
             raise ConfigurationError(
-                "option url: an embedded:// server belongs to one process, and Spark has many; start a server and give "
-                "its redis:// or unix:// address"
+                "option url: an embedded:// server belongs to one process, but Spark has many; start a server "
+                "and use its redis:// or unix:// address"
             )
         settings = tuple(sorted(options.starting_with(_PREFIX).items()))
         files = (options.text("passwordFile"), options.text("passwordEnv"), options.text("protectionFile"))
@@ -69,16 +81,16 @@ class Link:
 
     def _password(self) -> str | None:
         if self.password_file is not None and self.password_env is not None:
-            raise ConfigurationError("give passwordFile or passwordEnv, not both")
+            raise ConfigurationError("set either passwordFile or passwordEnv, not both")
         if self.password_file is not None:
             try:
                 return Path(self.password_file).read_text(encoding="utf-8").strip()
             except OSError as error:
-                raise ConfigurationError(f"option passwordFile: {error}; every node needs the file") from None
+                raise ConfigurationError(f"option passwordFile: {error}; the file must exist on every node") from None
         if self.password_env is not None:
             if self.password_env not in os.environ:
                 raise ConfigurationError(
-                    f"option passwordEnv: {self.password_env} is not set in this process; for executors set "
+                    f"option passwordEnv: {self.password_env} is not set in this process; for executors, set "
                     f"spark.executorEnv.{self.password_env}"
                 )
             return os.environ[self.password_env]
@@ -94,3 +106,42 @@ def _typed(name: str, value: str) -> object:
     if name in _FLAGS:
         return value.strip().lower() == "true"
     return value
+
+
+class Retries:
+    """Counts the failures of one undertaking. A success ends it: the next undertaking has retries of its own."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._failures = 0
+        self._until = 0.0
+
+    def wait_or_raise(self, error: PenstockError, what: str) -> None:
+        """Wait, and return if it is to be tried again; raise the error otherwise."""
+        if not isinstance(error, TransientError) or isinstance(error, GroupLost):
+            raise error
+        now = time.monotonic()
+        if not self._failures:
+            self._until = now + self._timeout_s
+            logger.warning("%s failed; retrying for up to %g s: %s", what, self._timeout_s, error)
+        elif now >= self._until:
+            text = (
+                f"{what} failed for {self._timeout_s:g} s, in {self._failures + 1} attempts (option "
+                f"retryTimeout): {error}"
+            )
+            # A redirection is made of the server's words, and of no others.
+            kind = ServerBusy if isinstance(error, Redirected) else type(error)
+            raise kind(text) from error
+        self._failures += 1
+        # A slot on the move is served elsewhere in a moment: whoever waits longer meets the next move.
+        pause(pause_s(1 if isinstance(error, Redirected) else self._failures, _chance))
+
+
+def retry(step: Callable[[], T], timeout_s: float, what: str = "reading streams") -> T:
+    """Repeat a step that only reads while Redis is away, restarts, is paused or moves slots, but not for ever."""
+    retries = Retries(timeout_s)
+    while True:
+        try:
+            return step()
+        except TransientError as error:
+            retries.wait_or_raise(error, what)

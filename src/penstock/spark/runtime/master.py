@@ -19,7 +19,7 @@ _FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _OF_SPARK = "spark.hadoop."
 _MANAGER = "yarn.resourcemanager."
 _PORT = 8032
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _HERE = "file:"
 
 
@@ -46,19 +46,19 @@ def check_yarn(conf: Mapping[str, object]) -> None:
         return
     if not list(_folders()):
         raise ConfigurationError(
-            "master yarn: HADOOP_CONF_DIR does not say where the cluster is: set it to the folder that has its "
-            "yarn-site.xml and core-site.xml"
+            "master yarn: HADOOP_CONF_DIR does not point to the cluster configuration: set it to the folder "
+            "with its yarn-site.xml and core-site.xml"
         )
     address = _address(conf)
     if address is None:
         return
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), _PATIENCE_S).close()
+        socket.create_connection((host, int(port)), _TIMEOUT_S).close()
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"master yarn: the ResourceManager cannot be reached at {address} ({error}): that is what yarn-site.xml "
-            f"in {' and '.join(map(str, _folders()))} says, or leaves out"
+            f"master yarn: cannot reach the ResourceManager at {address} ({error}), the address from "
+            f"yarn-site.xml in {' and '.join(map(str, _folders()))} or its default"
         ) from None
 
 

@@ -30,7 +30,9 @@ class Options:
             if value is not None:
                 found[spelling] = value
         if len(found) > 1 and len(set(found.values())) > 1:
-            raise ConfigurationError(f"the options {' and '.join(found)} mean the same and differ: give one of them")
+            raise ConfigurationError(
+                f"the options {' and '.join(found)} mean the same but differ: set only one of them"
+            )
         return next(iter(found.values()), None)
 
     def whole(self, name: str, *aliases: str, least: int = 1) -> int | None:
@@ -89,7 +91,9 @@ class Options:
         for name in self._given:
             if name not in allowed:
                 near = difflib.get_close_matches(name, self._names, n=1)
-                hint = f"did you mean {self._names[near[0]]}?" if near else f"known: {', '.join(self._documented())}"
+                hint = (
+                    f"did you mean {self._names[near[0]]}?" if near else (f"available: {', '.join(self._documented())}")
+                )
                 raise ConfigurationError(f"unknown option {name!r} of format {self._form}; {hint}")
 
     def _documented(self) -> list[str]:

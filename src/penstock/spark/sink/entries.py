@@ -118,8 +118,7 @@ class Packer:
             row = _first(pc.greater(pc.binary_length(data), self._max_bytes))
             size = len(data[row].as_py())
             raise PayloadTooLarge(
-                self._where(row, column) + f" has {size:,} bytes, more than the {self._max_bytes:,} that are allowed "
-                "(option maxPayloadBytes)"
+                self._where(row, column) + f" has {size:,} bytes, more than maxPayloadBytes={self._max_bytes:,}"
             )
         return data
 
@@ -127,7 +126,7 @@ class Packer:
         name = str(self._columns.stream)
         column = self._batch.column(name)
         if column.null_count:
-            raise self._failure(_first(column.is_null()), name, "is null: the row belongs to no stream")
+            raise self._failure(_first(column.is_null()), name, "is null: every row needs a stream")
         return column
 
     def _name(self, name: str | None) -> Array | None:
@@ -136,7 +135,7 @@ class Packer:
         column = self._batch.column(name)
         lengths = pc.utf8_length(column)
         for is_wrong, why in (
-            (pc.equal(lengths, 0), "is empty: give a text, or null for none"),
+            (pc.equal(lengths, 0), "is empty: use a non-empty string, or null for none"),
             (pc.greater(lengths, MAX_NAME), f"has more than {MAX_NAME} characters"),
         ):
             if pc.any(is_wrong).as_py():
@@ -151,7 +150,7 @@ class Packer:
         made: list[bytes | None] = []
         for row, pairs in enumerate(self._batch.column(name).to_pylist()):
             if pairs and any(value is None for _, value in pairs):
-                raise self._failure(row, name, "has a null among its values")
+                raise self._failure(row, name, "contains a null value")
             made.append(encode(dict(pairs)) if pairs else None)
         return pa.array(made, _BINARY)
 
@@ -168,9 +167,9 @@ class Packer:
             if self._content_type is not None:
                 wanted = [pair for pair in wanted if pair[0] != envelope.CONTENT_TYPE]
             if any(value is None for _, value in wanted):
-                raise self._failure(row, name, "has a null among its values")
+                raise self._failure(row, name, "contains a null value")
             if not wanted and not ("data" in taken and taken["data"][row]):
-                raise self._failure(row, name, "is empty, and there is no payload: an entry needs a field")
+                raise self._failure(row, name, "is empty and there is no payload: an entry needs at least one field")
             if len(wanted) > MAX_FIELDS:
                 raise self._failure(row, name, f"has more than {MAX_FIELDS} fields")
             lines.append(b"".join([_text(envelope.field_bytes(field)) + _text(value) for field, value in wanted]))
@@ -282,8 +281,8 @@ class ObjectEncoder:
                 try:
                     column[number].as_py(maps_as_pydicts="strict")
                 except UnicodeDecodeError:
-                    raise failure(number, name, "is no text in UTF-8") from None
+                    raise failure(number, name, "is not UTF-8 text") from None
                 except KeyError as error:
-                    raise failure(number, name, f"has a key twice: {error}") from None
+                    raise failure(number, name, f"has a duplicate key: {error}") from None
             raise
         return values

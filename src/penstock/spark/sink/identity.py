@@ -25,7 +25,7 @@ from pyspark import TaskContext
 
 from penstock.errors import ConfigurationError, PublishError, TransientError
 from penstock.redis.retry import Repeat
-from penstock.spark.runtime.retry import Retries
+from penstock.spark.runtime.link import Retries
 from penstock.spark.sink.options import SinkOptions
 from penstock.sync.redis.client import StreamClient
 
@@ -49,7 +49,7 @@ class Identity:
         """Learn it from the task that runs here."""
         context = TaskContext.get()
         if context is None:
-            raise ConfigurationError("rows are written by tasks of Spark, and none runs here")
+            raise ConfigurationError("rows can be written only in a Spark task, and none is running here")
         if options.semantics == "at-least-once":
             # Known to nobody: each attempt is a write of its own.
             return cls(f"task-{secrets.token_hex(8)}", None, 0, context.partitionId())
@@ -58,8 +58,8 @@ class Identity:
         query, batch, run = (context.getLocalProperty(name) for name in (QUERY, BATCH, RUN))
         if query is None or batch is None:
             raise ConfigurationError(
-                f"Spark does not say which query and batch this is ({QUERY}, {BATCH}), so a repeated write cannot be "
-                "recognised; use option semantics=at-least-once"
+                f"Spark did not provide the query and batch ({QUERY}, {BATCH}), so a repeated write cannot be "
+                "recognised; set option semantics=at-least-once"
             )
         return cls(query, run, int(batch), context.partitionId())
 
@@ -98,6 +98,6 @@ def fenced(identity: Identity, stream: str | None) -> QueryFenced:
     """Return the error for a run that is not the newest."""
     where = f" to stream {stream!r}" if stream else ""
     return QueryFenced(
-        f"run {identity.run} of query {identity.query} must not write{where} any more: a newer run of the same query "
-        "does. Only one driver may run from a checkpoint; stop this one"
+        f"run {identity.run} of query {identity.query} may no longer write{where}, because a newer run of the "
+        "same query does. Only one driver may run from a checkpoint; stop this one"
     )

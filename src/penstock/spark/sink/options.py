@@ -53,7 +53,7 @@ class SinkOptions:
         """Read the options; raise ConfigurationError for what is missing, unknown, or contradicts the columns."""
         link = Link.from_options(options)
         if link.protection_file is not None:
-            raise ConfigurationError("the sink does not protect what it writes: leave protectionFile out")
+            raise ConfigurationError("the sink cannot sign or encrypt entries: remove protectionFile")
         # Last among the names: `.save("orders")` and `.start("orders")` come as `path`.
         stream = options.text("stream", "streams", "topic", "path")
         if stream is not None:
@@ -68,7 +68,7 @@ class SinkOptions:
         on_full: WhenFull = options.choice("onFull", ("reject", "block", "drop_oldest"), "reject")
         max_len = options.whole("maxLen")
         if max_len is None and _is_given(options, "onFull"):
-            raise ConfigurationError("option onFull says what happens at maxLen entries: give maxLen too")
+            raise ConfigurationError("option onFull needs maxLen, the limit to which it applies")
         made = cls(
             link=link,
             columns=columns,
@@ -98,7 +98,8 @@ def _is_given(options: Options, name: str) -> bool:
 def _check_stream(stream: str) -> None:
     if "," in stream:
         raise ConfigurationError(
-            f"option stream={stream!r}: rows go to one stream; for several, give no option and a column `stream`"
+            f"option stream={stream!r}: it names one stream; to write to several, remove the option and add a "
+            "column `stream`"
         )
     StreamKeys.of(stream)
 
@@ -109,8 +110,8 @@ def _semantics(options: Options, is_streaming: bool) -> Semantics:
     semantics: Semantics = options.choice("semantics", ("exactly-once", "at-least-once"), default)
     if semantics == "exactly-once" and not is_known:
         raise ConfigurationError(
-            "option semantics=exactly-once: nothing tells a batch write that is run again from a new one; give it a "
-            "name of your choice, for example .option('writeId', 'orders-2026-11-15')"
+            "option semantics=exactly-once: a repeated batch write cannot be told from a new one; name the "
+            "write, for example .option('writeId', 'orders-2026-11-15')"
         )
     return semantics
 
@@ -119,10 +120,12 @@ def _write_id(options: Options, is_streaming: bool) -> str | None:
     write_id = options.text("writeId")
     if write_id is None:
         if _is_given(options, "batchId"):
-            raise ConfigurationError("option batchId numbers the writes under one writeId: give writeId too")
+            raise ConfigurationError("option batchId needs writeId, under which it numbers the writes")
         return None
     if is_streaming:
-        raise ConfigurationError("option writeId is for batch writes: a streaming query is known by its checkpoint")
+        raise ConfigurationError(
+            "option writeId applies only to batch writes: a streaming query is identified by its checkpoint"
+        )
     return check_name("option writeId", write_id, MAX_NAME // 2)
 
 
@@ -148,7 +151,7 @@ class Columns:
         headers, fields = _map_of("headers", types, (StringType,)), _map_of("fields", types, (BinaryType, StringType))
         if stream is None and not has_stream:
             raise ConfigurationError(
-                "say where to: give option stream, or a column `stream` with the name for each row"
+                "no target stream: set option stream, or add a column `stream` with the name for each row"
             )
         rest = [name for name in types if name not in {stream, key, message_id, headers, fields}]
         is_object = form in ("json", "msgpack")
@@ -158,16 +161,14 @@ class Columns:
             _check_object(types, rest)
             return cls(stream, None, key, headers, message_id, fields, tuple(rest))
         if data is None and fields is None:
-            raise ConfigurationError(
-                "the rows have no payload: give a column `data`, or columns that become one object"
-            )
+            raise ConfigurationError("the rows have no payload: add a column `data`, or columns that form one object")
         # Only beside a column that certainly came from a stream: a table of one's own may well have an `id`.
         left_behind = {data, *_COORDINATES} if data in (None, "data") else {data}
         for name in rest:
             if name not in left_behind:
                 raise ConfigurationError(
-                    f"column {name!r} has no place beside {data or 'fields'!r}: drop it, or write all columns as one "
-                    "object with option payload=json or msgpack"
+                    f"column {name!r} cannot be written next to {data or 'fields'!r}: drop it, or write all "
+                    "columns as one object with option payload=json or msgpack"
                 )
         return cls(stream, data, key, headers, message_id, fields, ())
 
@@ -176,7 +177,7 @@ def _data(types: dict[str, DataType], rest: list[str], form: str | None) -> str 
     found = [name for name in _ALIASES["data"] if name in types]
     if len(found) > 1:
         raise ConfigurationError(
-            "the columns data and value mean the same: drop one of them, or give option payload=json"
+            "the columns data and value mean the same: drop one of them, or set option payload=json"
         )
     if not found:
         if form == "raw":
@@ -195,10 +196,10 @@ def _data(types: dict[str, DataType], rest: list[str], form: str | None) -> str 
 
 def _check_object(types: dict[str, DataType], rest: list[str]) -> None:
     if not rest:
-        raise ConfigurationError("option payload: there is no column that could become part of the object")
+        raise ConfigurationError("option payload: no column is left to form the object")
     for name in rest:
         if isinstance(types[name], VariantType):
-            raise _wrong(name, types[name], "a type that JSON can hold; turn it into text with to_json()")
+            raise _wrong(name, types[name], "a type that JSON supports; convert it to text with to_json()")
 
 
 def _one_of(part: str, types: dict[str, DataType], wanted: tuple[type[DataType], ...]) -> str | None:
@@ -213,9 +214,7 @@ def _typed(name: str, types: dict[str, DataType], wanted: tuple[type[DataType], 
         return None
     if not isinstance(types[name], wanted):
         names = " or ".join(kind.typeName() for kind in wanted)
-        raise _wrong(
-            name, types[name], f"{names}, since it stands beside the payload; rename it if it is a part of that"
-        )
+        raise _wrong(name, types[name], f"{names}, because it is not part of the payload; rename it if it should be")
     return name
 
 
@@ -226,7 +225,7 @@ def _map_of(name: str, types: dict[str, DataType], values: tuple[type[DataType],
     if isinstance(given, MapType) and isinstance(given.keyType, StringType) and isinstance(given.valueType, values):
         return name
     shown = " or ".join(f"map<string,{kind.typeName()}>" for kind in values)
-    raise _wrong(name, given, f"{shown}; rename it if it is a part of the payload")
+    raise _wrong(name, given, f"{shown}; rename it if it should be part of the payload")
 
 
 def _wrong(name: str, given: DataType, wanted: str) -> ConfigurationError:

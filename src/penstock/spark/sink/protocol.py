@@ -1,22 +1,129 @@
-"""The two ways to write a chunk: bare XADDs, or a script that notes how far the partition has come."""
+"""Rows on their way to one stream, cut into chunks that are sent at once, and the two ways to write a chunk.
+
+These are bare XADDs, or a script that notes how far the partition has come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import PenstockError, ServerError
 from penstock.keys import StreamKeys
 from penstock.redis.blocking import Reply
 from penstock.redis.scripts import script
-from penstock.spark.sink.chunks import Chunk
 from penstock.spark.sink.entries import Packed, commands, counted
 from penstock.spark.sink.identity import Identity, ReplayDiffers, WriteLost, fenced
 from penstock.spark.sink.options import SinkOptions
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 Spell: TypeAlias = Callable[[str], StreamKeys]
+
+
+@dataclass
+class Chunk:
+    """Consecutive rows of a partition for one stream: `first` = how many went before, `before` = their checksum."""
+
+    stream: str
+    first: int
+    before: int
+    lines: Any
+    arguments: Any  # of each row: a number if all have the same, else an array
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return len(self.lines)
+
+    @cached_property
+    def body(self) -> memoryview:
+        """The packed entries, one behind the other."""
+        return _bytes(self.lines)
+
+    @cached_property
+    def after(self) -> int:
+        """The checksum of all rows up to its end."""
+        return zlib.crc32(self.body, self.before)
+
+    @property
+    def argument_count(self) -> int:
+        """How many arguments the entries are."""
+        if isinstance(self.arguments, int):
+            return self.arguments * self.rows
+        return int(pc.sum(self.arguments).as_py())
+
+    def split(self, rows: int) -> tuple[Chunk, Chunk]:
+        """Cut behind so many rows."""
+        few, more = (self.arguments,) * 2 if isinstance(self.arguments, int) else _cut(self.arguments, rows)
+        head, tail = _cut(self.lines, rows)
+        left = Chunk(self.stream, self.first, self.before, head, few)
+        return left, Chunk(self.stream, self.first + rows, left.after, tail, more)
+
+
+@dataclass
+class WaitingRows:
+    """What waits for one stream; `sent` and `checksum` are of the rows that have left."""
+
+    stream: str
+    sent: int = 0
+    checksum: int = 0
+    rows: int = 0
+    _waiting: list[Packed] = field(default_factory=list)
+
+    def add(self, packed: Packed) -> None:
+        """Take rows in."""
+        self._waiting.append(packed)
+        self.rows += len(packed.lines)
+
+    def take(self, size: int, *, is_last: bool = False, is_checked: bool) -> Iterator[Chunk]:
+        """Hand out chunks of a size, and the rest as well if it is the last call."""
+        if self.rows < size and not (is_last and self.rows):
+            return
+        waiting = self._waiting
+        lines = _together([packed.lines for packed in waiting])
+        numbers = [packed.arguments for packed in waiting]
+        first = numbers[0]
+        is_same = isinstance(first, int) and all(isinstance(n, int) and n == first for n in numbers)
+        arguments: Any = first if is_same else _together([_spread(packed) for packed in waiting])
+        start = 0
+        while start + size <= len(lines) or (is_last and start < len(lines)):
+            of_part = arguments if is_same else arguments.slice(start, size)
+            chunk = Chunk(self.stream, self.sent, self.checksum, lines.slice(start, size), of_part)
+            start += chunk.rows
+            self.sent += chunk.rows
+            if is_checked:
+                self.checksum = chunk.after
+            yield chunk
+        rest = Packed(lines.slice(start), arguments if is_same else arguments.slice(start), None)
+        self._waiting, self.rows = ([rest] if len(rest.lines) else []), len(rest.lines)
+
+
+def _together(arrays: list[Any]) -> Any:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _spread(packed: Packed) -> Any:
+    if isinstance(packed.arguments, int):
+        return pa.array([packed.arguments] * len(packed.lines), pa.int64())
+    return packed.arguments
+
+
+def _cut(array: Any, rows: int) -> tuple[Any, Any]:
+    return array.slice(0, rows), array.slice(rows)
+
+
+def _bytes(lines: Any) -> memoryview:
+    _, offsets, values = lines.buffers()
+    if values is None:
+        return memoryview(b"")
+    places = memoryview(offsets).cast("b").cast("i")
+    return memoryview(values)[places[lines.offset] : places[lines.offset + len(lines)]]
 
 
 @dataclass(frozen=True)
@@ -153,15 +260,16 @@ class IdempotentScript:
         """Return the error for rows that are not those of an earlier attempt."""
         return ReplayDiffers(
             f"partition {self._identity.partition} of batch {self._identity.batch} was partly written to stream "
-            f"{chunk.stream!r} before, and brings other rows now, or another order, within the first "
-            f"{chunk.first + chunk.rows:,}. Exactly-once needs rows that come again as they were: sort within the "
-            "partitions behind a shuffle, and use no random values or current times; or choose semantics=at-least-once"
+            f"{chunk.stream!r} before, and now has other rows, or another order, within the first "
+            f"{chunk.first + chunk.rows:,}. Exactly-once needs the same rows in the same order: sort within "
+            "partitions after a shuffle, and do not use random values or the current time; or set "
+            "semantics=at-least-once"
         )
 
     def _lost(self, chunk: Chunk, batch: str, rows: str) -> WriteLost:
         return WriteLost(
             f"stream {chunk.stream!r}: the server confirmed {chunk.first:,} rows of partition "
-            f"{self._identity.partition} of batch {self._identity.batch}, but knows of {rows} (batch {batch}) now; it "
-            "restarted or failed over without its latest data. The partition must be written again from its start, as "
-            "Spark does when it repeats the task"
+            f"{self._identity.partition} of batch {self._identity.batch}, but now knows of {rows} (batch "
+            f"{batch}); it restarted or failed over and lost its latest data. The partition must be written "
+            "again from its start, as Spark does when it repeats the task"
         )

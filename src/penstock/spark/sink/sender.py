@@ -14,10 +14,9 @@ from penstock.redis.retry import pause_s
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import pause
-from penstock.spark.runtime.retry import Retries
-from penstock.spark.sink.chunks import Chunk
+from penstock.spark.runtime.link import Retries
 from penstock.spark.sink.options import SinkOptions
-from penstock.spark.sink.protocol import IdempotentScript, Outcome, Room, Settled, WriteProtocol
+from penstock.spark.sink.protocol import Chunk, IdempotentScript, Outcome, Room, Settled, WriteProtocol
 from penstock.sync.redis.client import StreamClient
 
 _NONE = Room(0)
@@ -150,11 +149,11 @@ class Sender:
     def _wait_for_room(self, chunk: Chunk, waited_s: float) -> None:
         options = self._options
         if options.on_full == "reject" or waited_s >= options.block_timeout_s:
-            waited = f", for {options.block_timeout_s:g} s now," if options.on_full == "block" else ""
+            waited = f" for {options.block_timeout_s:g} s" if options.on_full == "block" else ""
             raise StreamFull(
-                f"stream {chunk.stream!r} holds{waited} maxLen={options.max_len} entries that a group still needs; the "
-                f"rows from {chunk.first + 1:,} on of this partition found no room. Add consumers, raise maxLen, or "
-                "choose onFull=block or drop_oldest"
+                f"stream {chunk.stream!r} has reached maxLen={options.max_len}{waited}, and a group still needs "
+                f"its entries; rows {chunk.first + 1:,} and later of this partition were not written. Add "
+                "consumers, raise maxLen, or set onFull=block or drop_oldest"
             )
         pause(pause_s(5, self._chance, longest_s=0.25))
 

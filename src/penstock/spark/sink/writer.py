@@ -21,7 +21,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,19 +29,19 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigurationError
+from penstock.redis.scripts import MOST_BYTES
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.option_values import Options
-from penstock.spark.sink.chunks import Chunk, WaitingRows
 from penstock.spark.sink.entries import Packed, Packer
 from penstock.spark.sink.identity import Identity, register
 from penstock.spark.sink.options import SinkOptions
-from penstock.spark.sink.protocol import IdempotentScript, PlainXadd, WriteProtocol
+from penstock.spark.sink.protocol import Chunk, IdempotentScript, PlainXadd, WaitingRows, WriteProtocol
 from penstock.spark.sink.sender import Sender
 from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.spark")
-_MOST_CHUNK_BYTES = 4 << 20  # a script holds up the server for as long as it runs
+
 _MOST_CHUNKS_WAITING = 50  # over all target streams
 
 
@@ -55,33 +55,20 @@ class Written(WriterCommitMessage):
     dropped: Counter[str] = field(default_factory=Counter)
 
 
-@overload
-def make_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool, is_streaming: Literal[True]
-) -> StreamWriter: ...
-
-
-@overload
-def make_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool, is_streaming: Literal[False]
-) -> BatchWriter: ...
-
-
-def make_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool, is_streaming: bool
-) -> BatchWriter | StreamWriter:
-    """Return the writer for a DataFrame; raise ConfigurationError for what cannot be written so."""
+def checked_options(
+    options: Mapping[str, str], schema: StructType, *, overwrite: bool, is_streaming: bool
+) -> SinkOptions:
+    """Return how a DataFrame is written; raise ConfigurationError for what cannot be written so."""
     if overwrite:
         raise ConfigurationError(
-            "a stream is append only: use .mode('append') for a batch write and outputMode('append') or ('update') for "
-            "a streaming query; to begin anew, delete the stream first"
+            "a stream is append-only: use .mode('append') for a batch write and outputMode('append') or "
+            "('update') for a streaming query; to start over, delete the stream first"
         )
-    checked = SinkOptions.from_options(Options(options), schema, is_streaming=is_streaming)
-    return StreamWriter(checked) if is_streaming else BatchWriter(checked)
+    return SinkOptions.from_options(Options(options), schema, is_streaming=is_streaming)
 
 
-class BatchWriter(Shipped, DataSourceArrowWriter):
-    """Writes a DataFrame."""
+class PartitionWriter(Shipped):
+    """What tasks do, for a DataFrame and for the micro-batches of a streaming query."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -90,32 +77,29 @@ class BatchWriter(Shipped, DataSourceArrowWriter):
         """Write one partition."""
         return write_partition(self._options, Identity.of_task(self._options), iterator)
 
+
+class BatchWriter(PartitionWriter, DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log what was written."""
-        logger.info("%s", _told(messages))
+        logger.info("%s", _summary(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Log what stays in the streams although the write failed."""
-        logger.warning("write failed; what was written stays: %s", _told(messages))
+        logger.warning("write failed; entries already written stay: %s", _summary(messages))
 
 
-class StreamWriter(Shipped, DataSourceStreamArrowWriter):
+class StreamWriter(PartitionWriter, DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query."""
-
-    def __init__(self, options: SinkOptions) -> None:
-        self._options = options
-
-    def write(self, iterator: Iterator[Any]) -> Written:
-        """Write one partition of one micro-batch."""
-        return write_partition(self._options, Identity.of_task(self._options), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Log what was written."""
-        logger.info("batch %d: %s", batchId, _told(messages))
+        logger.info("batch %d: %s", batchId, _summary(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Log what stays in the streams although the batch failed."""
-        logger.warning("batch %d failed; what was written stays: %s", batchId, _told(messages))
+        logger.warning("batch %d failed; entries already written stay: %s", batchId, _summary(messages))
 
 
 def write_partition(options: SinkOptions, identity: Identity, batches: Iterator[Any]) -> Written:
@@ -189,23 +173,23 @@ class _Dispatch:
 
 
 def _bounded(chunk: Chunk) -> Iterator[Chunk]:
-    if len(chunk.body) <= _MOST_CHUNK_BYTES or chunk.rows == 1:
+    if len(chunk.body) <= MOST_BYTES or chunk.rows == 1:
         yield chunk
         return
     for half in chunk.split(chunk.rows // 2):
         yield from _bounded(half)
 
 
-def _told(messages: Sequence[WriterCommitMessage | None]) -> str:
+def _summary(messages: Sequence[WriterCommitMessage | None]) -> str:
     written = [message for message in messages if isinstance(message, Written)]
     added = sum((message.added for message in written), Counter[str]())
     repeated = sum((message.repeated for message in written), Counter[str]())
     dropped = sum((message.dropped for message in written), Counter[str]())
     shown = ", ".join(f"{rows:,} rows to {stream}" for stream, rows in added.most_common(10)) or "no new rows"
     if len(added) > 10:
-        shown += f" and others, {sum(added.values()):,} in all"
+        shown += f" and others, {sum(added.values()):,} in total"
     if repeated:
-        shown += f"; {sum(repeated.values()):,} were there already"
+        shown += f"; {sum(repeated.values()):,} were already there"
     if dropped:
         shown += f"; {sum(dropped.values()):,} oldest entries were dropped"
     return shown

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -22,11 +22,11 @@ from pyspark.sql.datasource import (
 )
 
 from penstock import ids
-from penstock.errors import ConfigurationError, DataLost, GroupLost
+from penstock.errors import ConfigurationError, GroupLost
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
-from penstock.spark.runtime.retry import retry
-from penstock.spark.source.catalogue import StreamState
+from penstock.spark.runtime.link import retry
+from penstock.spark.source.catalogue import StreamState, report_loss
 from penstock.spark.source.offsets import IdRange, Position
 from penstock.spark.source.options import EARLIEST, Bound, SourceOptions
 from penstock.spark.source.partitioning import narrowed, range_between
@@ -34,7 +34,8 @@ from penstock.spark.source.redis_log import RedisLog, end_of, log_of, read_range
 from penstock.spark.source.rows import Entry, RowBuilder
 from penstock.sync.redis.client import StreamClient
 
-logger = logging.getLogger("penstock.spark")
+T = TypeVar("T")
+_COMPARISONS = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
 _PAGE = 10_000  # of a pending list
 _FIELDS = {"group": "group", "consumer": "consumer", "idle_ms": "idle_ms", "deliveries": "deliveries"}
 
@@ -47,24 +48,18 @@ class RangePartition(InputPartition):
         self.ranges = ranges
 
 
-class RangeReader:
-    """What a task does: reads its ranges and builds batches. Shared by batch and streaming queries."""
-
-    def __init__(self, options: SourceOptions, rows: RowBuilder) -> None:
-        self.options, self._rows = options, rows
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one partition."""
-        freeze_gc()
-        assert isinstance(partition, RangePartition)
-        yield from read_ranges(self.options, self._rows, partition.ranges)
+def read_partition(options: SourceOptions, rows: RowBuilder, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Read the ranges of a task and build batches, for batch and streaming queries."""
+    freeze_gc()
+    assert isinstance(partition, RangePartition)
+    yield from read_ranges(options, rows, partition.ranges)
 
 
 class BatchReader(Shipped, DataSourceReader):
     """Reads what is in the streams when the query begins."""
 
     def __init__(self, options: SourceOptions, rows: RowBuilder, cores: int = 1) -> None:
-        self._options, self._task, self._cores = options, RangeReader(options, rows), cores
+        self._options, self._rows, self._cores = options, rows, cores
         self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -92,17 +87,15 @@ class BatchReader(Shipped, DataSourceReader):
         gap = log.gap(name, start, state)
         if gap is None or gap.count == 0:
             return start
-        if self._options.fail_on_data_loss:
-            raise DataLost(
-                f"{gap}. Set option failOnDataLoss=false to read the rest, or begin at a time (startingTimestamp)"
-            )
-        logger.warning("%s; reading the rest (failOnDataLoss=false)", gap)
+        hint = "Set option failOnDataLoss=false to read the rest, or start at a time (startingTimestamp)"
+        then = "reading the rest (failOnDataLoss=false)"
+        report_loss(gap, hint, fails=self._options.fail_on_data_loss, then=then)
         # Of a stream that was created anew the rest may begin earlier, and nobody asked for that.
         return max(start, gap.resume, key=lambda at: ids.parse(at.id))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition; called in a task."""
-        return self._task.read(partition)
+        return read_partition(self._options, self._rows, partition)
 
 
 class FilteringReader(BatchReader):
@@ -162,39 +155,45 @@ class Narrowing:
     @classmethod
     def of(cls, filters: Sequence[Filter]) -> Narrowing:
         """Return what all filters together allow."""
-        narrowing = cls()
-        for given in filters:
-            narrowing = _narrowed(narrowing, given)
-        return narrowing
-
-
-def _narrowed(narrowing: Narrowing, given: Filter) -> Narrowing:
-    if isinstance(given, EqualTo | In) and given.attribute == ("stream",):
-        names = frozenset(given.value if isinstance(given, In) else [given.value])
-        return replace(narrowing, streams=names if narrowing.streams is None else narrowing.streams & names)
-    if not isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
-        return narrowing
-    ms = _milliseconds(given.attribute, given.value)
-    if ms is None:
-        return narrowing
-    if isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual):
         # An entry of the very millisecond may be wanted or not: it is read, and Spark decides.
-        low = math.floor(ms)
-        narrowing = replace(narrowing, from_ms=low if narrowing.from_ms is None else max(low, narrowing.from_ms))
-    if isinstance(given, EqualTo | LessThan | LessThanOrEqual):
-        high = math.floor(ms) + 1
-        narrowing = replace(
-            narrowing, before_ms=high if narrowing.before_ms is None else min(high, narrowing.before_ms)
-        )
-    return narrowing
+        times = [bounds_of(filters, "ms", _whole), bounds_of(filters, "timestamp", _milliseconds)]
+        lows = [math.floor(low) for low, _ in times if low is not None]
+        highs = [math.floor(high) + 1 for _, high in times if high is not None]
+        return cls(max(lows, default=None), min(highs, default=None), values_of(filters, "stream"))
 
 
-def _milliseconds(attribute: tuple[str, ...], value: object) -> float | None:
-    if attribute == ("ms",) and isinstance(value, int):
-        return value
-    if attribute == ("timestamp",) and isinstance(value, datetime) and value.tzinfo is not None:
-        return value.timestamp() * 1000
-    return None
+def _whole(value: object) -> float | None:
+    return value if isinstance(value, int) else None
+
+
+def _milliseconds(value: object) -> float | None:
+    return value.timestamp() * 1000 if isinstance(value, datetime) and value.tzinfo is not None else None
+
+
+def values_of(filters: Sequence[Filter], column: str) -> frozenset[Any] | None:
+    """Return the values that filters allow in a column; None = any."""
+    found: frozenset[Any] | None = None
+    for given in filters:
+        if isinstance(given, EqualTo | In) and given.attribute == (column,):
+            values = frozenset(given.value if isinstance(given, In) else [given.value])
+            found = values if found is None else found & values
+    return found
+
+
+def bounds_of(filters: Sequence[Filter], column: str, read: Callable[[object], T | None]) -> tuple[T | None, T | None]:
+    """Return the least and the greatest value that filters allow in a column, both inclusive; None = no limit.
+
+    Spark applies each filter once more, so they may be too wide. `read` returns None for what says nothing.
+    """
+    lows, highs = list[Any](), list[Any]()
+    for given in filters:
+        if not isinstance(given, _COMPARISONS) or given.attribute != (column,) or (value := read(given.value)) is None:
+            continue
+        if not isinstance(given, LessThan | LessThanOrEqual):
+            lows.append(value)
+        if not isinstance(given, GreaterThan | GreaterThanOrEqual):
+            highs.append(value)
+    return max(lows, default=None), min(highs, default=None)
 
 
 def pending_rows(

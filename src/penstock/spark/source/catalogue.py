@@ -1,18 +1,27 @@
-"""Which streams a query reads, and what the server knows of them without looking at an entry."""
+"""Which streams a query reads, what the server knows of them without looking at an entry, and what of them is gone.
+
+XTRIM leaves no trace but the counters: all that was ever added, less what is there, is what was removed. A position
+that knows its rank can therefore tell exactly whether anything behind it is missing. Servers before 7.0 do not count;
+there only an entry at or before the position proves that nothing behind it went.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock import ids
-from penstock.errors import ConfigurationError, GroupLost, PenstockError, StreamMissing
+from penstock.errors import ConfigurationError, DataLost, GroupLost, PenstockError, StreamMissing
 from penstock.keys import check_name
 from penstock.redis.aio import Reply
+from penstock.spark.source.offsets import Position
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import read_many, stream_keys
 
+logger = logging.getLogger("penstock.spark")
+_GOING_ON = "continuing without them (failOnDataLoss=false)"
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -29,7 +38,7 @@ class StreamSelection:
         """Take the option `streams` (one, many or a glob pattern) or `subscribePattern` (a regular expression)."""
         if (streams is None) == (regex is None):
             raise ConfigurationError(
-                "say which streams to read: option streams='orders', 'orders,payments' or 'orders:*', or option "
+                "name the streams to read: option streams='orders', 'orders,payments' or 'orders:*', or option "
                 "subscribePattern with a regular expression; exactly one of them"
             )
         if regex is not None:
@@ -37,7 +46,7 @@ class StreamSelection:
                 re.compile(regex)
             except re.error as error:
                 raise ConfigurationError(
-                    f"option subscribePattern={regex!r} is no regular expression: {error}"
+                    f"option subscribePattern={regex!r} is not a regular expression: {error}"
                 ) from None
             return cls(regex=regex)
         assert streams is not None
@@ -84,6 +93,11 @@ class StreamState:
     first_id: str | None
     added: int | None
     last_deleted: str | None
+
+    @property
+    def end(self) -> Position:
+        """The position behind the newest entry that there ever was."""
+        return Position(self.last_id, self.added)
 
     @property
     def removed(self) -> int | None:
@@ -139,6 +153,94 @@ def require(states: Mapping[str, StreamState | None], client: StreamClient) -> N
     missing = [name for name, state in states.items() if state is None]
     if missing:
         raise StreamMissing(
-            f"there is no stream {', '.join(map(repr, missing[:5]))} in Redis at {client.settings.where}; check the "
-            "name and the database, or set option waitForStreams=true to begin when it appears"
+            f"stream {', '.join(map(repr, missing[:5]))} does not exist in Redis at {client.settings.where}; "
+            "check the name and the database, or set option waitForStreams=true to start when it appears"
         )
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Entries of a stream that nobody can read any more."""
+
+    stream: str
+    after: str
+    before: str  # '' = up to the end
+    count: int | None  # None = unknown, possibly none
+    is_exact: bool
+    why: str
+    resume: Position  # where reading can go on
+
+    def __str__(self) -> str:
+        """Tell what is lost."""
+        number = "an unknown number of" if self.count is None else f"{'' if self.is_exact else 'up to '}{self.count:,}"
+        upto = f"and before {self.before}" if self.before else "up to its end"
+        return f"stream {self.stream!r}: {number} entries after {self.after} {upto} are lost: {self.why}"
+
+
+def find_gap(stream: str, at: Position, state: StreamState | None) -> Gap | None:
+    """Return what is missing behind a position, or None."""
+    here = ids.parse(at.id)
+    if state is None:
+        if at.id == ids.ZERO:
+            return None
+        return Gap(stream, at.id, "", None, False, "the stream was deleted", Position(ids.ZERO, 0))
+    if _is_another(at, state):
+        why = "the stream was deleted and created again, or the server lost its newest entries"
+        return Gap(stream, at.id, state.first_id or "", None, False, why, beginning(state))
+    if state.first_id is not None and ids.parse(state.first_id) <= here:
+        return None
+    if state.removed is not None and at.rank is not None:
+        return _counted(stream, at, state, state.removed - at.rank)
+    return _uncounted(stream, at, state)
+
+
+def _is_another(at: Position, state: StreamState) -> bool:
+    # A query may begin at a time that has not come: where the server counts, to be ahead of the stream says nothing.
+    if at.rank is not None and state.added is not None:
+        return state.added < at.rank or _has_too_many(at, at.rank, state)
+    return ids.parse(state.last_id) < ids.parse(at.id)
+
+
+def _has_too_many(at: Position, rank: int, state: StreamState) -> bool:
+    # All entries are behind the position, and fewer are gone than lay before it: they are not those of that stream.
+    if state.first_id is None or state.removed is None or ids.parse(state.first_id) <= ids.parse(at.id):
+        return False
+    return state.removed < rank
+
+
+def _counted(stream: str, at: Position, state: StreamState, lost: int) -> Gap | None:
+    if lost <= 0:
+        return None
+    deleted_since = state.last_deleted is not None and ids.parse(state.last_deleted) > ids.parse(at.id)
+    why = "trimmed, or deleted one by one," if deleted_since else "trimmed"
+    return Gap(
+        stream, at.id, state.first_id or "", lost, not deleted_since, f"they were {why} before they were read",
+        beginning(state),
+    )  # fmt: skip
+
+
+def _uncounted(stream: str, at: Position, state: StreamState) -> Gap | None:
+    nothing_since = state.first_id is None and state.last_id == at.id
+    is_next = state.first_id is not None and ids.parse(state.first_id) == ids.parse(ids.after(at.id))
+    if at.id == ids.ZERO or nothing_since or is_next:
+        return None
+    why = (
+        "the entry at the position was trimmed, and the server does not count how many others were"
+        if state.removed is None
+        else "they were trimmed or deleted before they were read"
+    )
+    return Gap(stream, at.id, state.first_id or "", None, False, why, beginning(state))
+
+
+def report_loss(lost: object, hint: str, *, fails: bool, then: str = _GOING_ON) -> None:
+    """Raise DataLost, with a hint, if a query must not go on without what is lost; log it otherwise."""
+    if fails:
+        raise DataLost(f"{lost}. {hint}")
+    logger.warning("%s; %s", lost, then)
+
+
+def beginning(state: StreamState) -> Position:
+    """Return the position before the first entry that is left."""
+    if state.first_id is None:
+        return state.end
+    return Position(ids.before(state.first_id), state.removed)

@@ -15,11 +15,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.runtime.arrow_types import arrow_schema
 from penstock.spark.runtime.code_shipping import Shipped
-from penstock.spark.runtime.prerequisites import has_read_limits
+from penstock.spark.runtime.versions import arrow_schema, has_read_limits
 from penstock.spark.source import columns as known
-from penstock.spark.source import payload_columns
 from penstock.spark.source.batch_reader import BatchReader, FilteringReader, PendingReader
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.rows import RowBuilder
@@ -44,7 +42,7 @@ class RedisStreamsSource(Shipped, DataSource):
         """Return all columns, those of the payload included."""
         options = SourceOptions.parse(self._given)
         columns = _columns(options)
-        return ", ".join(part for part in (known.ddl(columns), payload_columns.ddl(options, columns)) if part)
+        return ", ".join(part for part in (known.ddl(columns), known.payload_ddl(options, columns)) if part)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
@@ -67,22 +65,22 @@ class RedisStreamsSource(Shipped, DataSource):
             from penstock.spark.source.stream_reader import StreamReader  # of classes that Spark 4.1 has not
 
             return StreamReader(options, rows)
-        from penstock.spark.source.spark41_reader import Spark41Reader, check_unlimited
+        from penstock.spark.source.base_stream_reader import Spark41Reader, check_unlimited
 
         check_unlimited(options)
         return Spark41Reader(options, rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query."""
-        from penstock.spark.sink import make_writer  # a reader's process need not load it
+        from penstock.spark.sink.writer import BatchWriter, checked_options  # a reader's process need not load it
 
-        return make_writer(self._given, schema, overwrite, is_streaming=False)
+        return BatchWriter(checked_options(self._given, schema, overwrite=overwrite, is_streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  # Spark's name
         """Return the writer of a streaming query."""
-        from penstock.spark.sink import make_writer
+        from penstock.spark.sink.writer import StreamWriter, checked_options
 
-        return make_writer(self._given, schema, overwrite, is_streaming=True)
+        return StreamWriter(checked_options(self._given, schema, overwrite=overwrite, is_streaming=True))
 
 
 def of_session(cores: int) -> type[RedisStreamsSource]:
@@ -100,7 +98,7 @@ def _columns(options: SourceOptions) -> known.Columns:
 def _row_builder(options: SourceOptions, schema: StructType) -> RowBuilder:
     arrow = arrow_schema(schema)
     columns = _columns(options)
-    payload = payload_columns.chosen(options, columns, arrow)
+    payload = known.payload_columns(options, columns, arrow)
     known.check(arrow, columns, payload.names)
     protected_by = options.link if options.link.protection_file is not None else None
     return RowBuilder(

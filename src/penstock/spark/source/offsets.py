@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from penstock import ids
@@ -78,6 +79,20 @@ class Offsets:
 
     streams: Mapping[str, BatchRange] = field(default_factory=dict)
 
+    @classmethod
+    def at(cls, positions: Mapping[str, Position]) -> Offsets:
+        """Return the progress of a query that is at some positions, and takes nothing."""
+        return cls({name: BatchRange(here, here) for name, here in positions.items()})
+
+    @classmethod
+    def in_checkpoint(cls, checkpoint: Path, batch: int) -> Offsets:
+        """Read what Spark has noted of a batch: a line with its version, one with settings, one for each source.
+
+        Raises: OSError, ValueError or IndexError for what is not there, ConfigurationError for what is not ours.
+        """
+        lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+        return cls.load(json.loads(lines[2]))
+
     def dump(self) -> Offset:
         """Return what goes into the checkpoint."""
         return {"v": VERSION, "s": {name: _dump(self.streams[name]) for name in sorted(self.streams)}}
@@ -88,13 +103,13 @@ class Offsets:
         version = offset.get("v")
         if version != VERSION:
             raise ConfigurationError(
-                f"the checkpoint holds offsets of version {version!r}, this Penstock reads version {VERSION}: "
-                "use the Penstock that wrote it, or start with a new checkpoint"
+                f"the checkpoint has offsets of version {version!r}, but this version of Penstock reads version "
+                f"{VERSION}: use the version that wrote it, or a new checkpoint"
             )
         try:
             return cls({name: _load(entry) for name, entry in offset["s"].items()})
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ConfigurationError(f"the checkpoint holds no offsets of this source: {error!r}") from error
+            raise ConfigurationError(f"the checkpoint has no valid offsets of this source: {error!r}") from error
 
     def positions(self) -> dict[str, Position]:
         """Return where each stream is read up to."""
@@ -161,6 +176,14 @@ def _offset(told: Offset | str) -> Offset:
         found: Offset = json.loads(told)
         return found
     return told
+
+
+def newest_number(folder: Path) -> int | None:
+    """Return the largest number that a file of a folder is named, as batches are in a checkpoint; None without one."""
+    if not folder.is_dir():
+        return None
+    names = [file.name for file in folder.iterdir()]
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
 
 
 def between(cuts: Sequence[str], start: str, end: str) -> tuple[str, ...]:

@@ -93,8 +93,8 @@ class SourceOptions:
         options = Options(given)
         if options.text("provider") is not None:
             raise ConfigurationError(
-                "Spark hands a Python source none of the options of CREATE TABLE: read the streams in Python, or with "
-                "CREATE TEMPORARY VIEW ... USING redis_streams OPTIONS (...)"
+                "Spark does not pass the options of CREATE TABLE to a Python source: read the streams in "
+                "Python, or with CREATE TEMPORARY VIEW ... USING redis_streams OPTIONS (...)"
             )
         made = cls(
             link=Link.from_options(options),
@@ -128,38 +128,45 @@ class SourceOptions:
 
     def _check(self) -> None:
         if self.link.protection_file is not None and (self.view != "entries" or self.payload.field != envelope.DATA):
-            raise ConfigurationError("protectionFile opens the field data of entries: leave view and payloadField out")
+            raise ConfigurationError(
+                "protectionFile applies to the field data of entries: remove view and payloadField"
+            )
         if self.columns == "kafka" and self.view != "entries":
-            raise ConfigurationError(f"columns=kafka names the columns of entries: leave it out with view={self.view}")
+            raise ConfigurationError(f"columns=kafka applies to view=entries: remove it with view={self.view}")
         if self.group is not None:
             check_name("option group", self.group)
-        if self.view == "pending" and self.group is None:
-            raise ConfigurationError(
-                "view=pending shows what a consumer group has not settled: say which, option group"
-            )
-        if self.view == "pending" and (self.starting or self.ending):
-            raise ConfigurationError(
-                "view=pending shows what is pending now: startingOffsets and the like do not apply"
-            )
-        if self.view == "pending" and self.archive is not None:
-            raise ConfigurationError("view=pending shows what is in Redis now: leave option archive out")
-        if self.view != "entries" and self.payload.form != "raw" and self.view == "pending":
-            raise ConfigurationError("view=pending has no payload: leave option payload out")
+        if self.view == "pending":
+            self._check_pending()
         if self.min_rows is not None and self.max_rows is not None and self.min_rows > self.max_rows:
             raise ConfigurationError(
-                f"minRowsPerTrigger={self.min_rows} is more than maxRowsPerTrigger={self.max_rows}: no batch is both"
+                f"minRowsPerTrigger={self.min_rows} must not exceed maxRowsPerTrigger={self.max_rows}"
             )
         starts = (self.starting.common, *(self.starting.by_stream or {}).values()) if self.starting else ()
         if GROUP in starts and self.group is None:
-            raise ConfigurationError("startingOffsets=group begins where a consumer group is: say which, option group")
+            raise ConfigurationError(
+                "startingOffsets=group starts at the position of a consumer group: set option group"
+            )
+
+    def _check_pending(self) -> None:
+        if self.group is None:
+            raise ConfigurationError("view=pending shows the pending messages of a consumer group: set option group")
+        if self.starting or self.ending:
+            raise ConfigurationError(
+                "view=pending shows what is pending now: startingOffsets and similar options do not apply"
+            )
+        if self.archive is not None:
+            raise ConfigurationError("view=pending shows what is in Redis now: remove option archive")
+        if self.payload.form != "raw":
+            raise ConfigurationError("view=pending has no payload: remove option payload")
 
     def stream_names(self, client: StreamClient) -> list[str]:
         """Return the names of the streams to read: those of the dead letters where these are wanted."""
-        if self.view != "dead_letters":
-            return self.selection.find(client)
-        if self.selection.is_pattern:
-            return self.selection.find(client)  # the pattern is that of the dead-letter streams themselves
-        return [StreamKeys(name).default_dead_letters() for name in self.selection.find(client)]
+        found = self.selection.find(client)
+        if (
+            self.view != "dead_letters" or self.selection.is_pattern
+        ):  # which is one of the dead-letter streams themselves
+            return found
+        return [StreamKeys(name).default_dead_letters() for name in found]
 
     @property
     def streaming_partitions(self) -> int:
@@ -174,7 +181,9 @@ class SourceOptions:
             ("minRowsPerTrigger", self.min_rows),
         ):
             if value is not None:
-                raise ConfigurationError(f"option {name} is for streaming queries: spark.readStream, not spark.read")
+                raise ConfigurationError(
+                    f"option {name} applies only to streaming queries: use spark.readStream, not spark.read"
+                )
         if self.starting is not None and self.starting.common == LATEST:
             raise ConfigurationError("startingOffsets=latest reads nothing in a batch query; use an id or a time")
         if self.ending is not None and self.ending.common == EARLIEST:
@@ -183,17 +192,19 @@ class SourceOptions:
     def check_streaming(self) -> None:
         """Raise ConfigurationError for options that only a batch query can have."""
         if self.ending is not None:
-            raise ConfigurationError("endingOffsets and endingTimestamp are for batch queries: a stream does not end")
+            raise ConfigurationError(
+                "endingOffsets and endingTimestamp apply only to batch queries, because a stream has no end"
+            )
         if self.view == "pending":
             raise ConfigurationError("view=pending is a snapshot: use spark.read, not spark.readStream")
         if self.filter_pushdown:
-            raise ConfigurationError("option filterPushdown is for batch queries")
+            raise ConfigurationError("option filterPushdown applies only to batch queries")
 
 
 def _archive(options: Options) -> Location | None:
     root, given = options.text("archive"), options.starting_with("archive.")
     if root is None and given:
-        raise ConfigurationError("options archive.* are those of the store of an archive: give option archive as well")
+        raise ConfigurationError("options archive.* configure the store of an archive: set option archive as well")
     return None if root is None else Location.of(root, given, "archive")
 
 
@@ -213,16 +224,16 @@ def _payload(options: Options) -> PayloadOptions:
     )
     given = [name for name in ("schema", "model", "json_schema") if getattr(made, name) is not None]
     if len(given) > 1:
-        raise ConfigurationError("give one of payloadSchema, payloadModel and payloadJsonSchema")
+        raise ConfigurationError("set only one of payloadSchema, payloadModel and payloadJsonSchema")
     if made.form == "raw" and (given or made.column or made.avro_schema):
-        raise ConfigurationError("a payload is decoded with option payload=json, msgpack or avro; it is raw by default")
+        raise ConfigurationError("these options need payload=json, msgpack or avro; by default the payload is raw")
     return made
 
 
 def _bound(options: Options, side: Literal["starting", "ending"]) -> Bound | None:
     offsets, timestamp = options.text(f"{side}Offsets"), options.text(f"{side}Timestamp")
     if offsets is not None and timestamp is not None:
-        raise ConfigurationError(f"give {side}Offsets or {side}Timestamp, not both")
+        raise ConfigurationError(f"set either {side}Offsets or {side}Timestamp, not both")
     if timestamp is not None:
         return Bound(ms=milliseconds(f"option {side}Timestamp", timestamp))
     if offsets is None:
@@ -236,7 +247,7 @@ def _by_stream(name: str, text: str) -> Bound:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"option {name} is no JSON: {error}") from None
+        raise ConfigurationError(f"option {name} is not valid JSON: {error}") from None
     if not document:
         raise ConfigurationError(f"option {name} names no stream")
     places, ranks = {}, {}

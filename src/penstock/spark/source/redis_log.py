@@ -1,6 +1,11 @@
-"""What can be read of the streams of a query: how much there is, where it can be cut, what of it is gone.
+"""What can be read of the streams of a query: how much there is, where it can be cut, what is gone, and its entries.
 
 This is what Redis alone holds. With the option `archive` it is Redis and the archive together (archive/hybrid_log.py).
+
+Entries are read by ranges of ids, page by page, in an order that depends on nothing but the ranges. A range is the same
+whoever reads it and how often: new entries come behind it, never into it. What can happen to it is trimming, so each
+page is read together with the first entry of the stream: as long as that is not behind the place where the page
+begins, the page is complete.
 """
 
 from __future__ import annotations
@@ -12,17 +17,101 @@ from typing import Protocol
 import pyarrow as pa
 
 from penstock import ids
-from penstock.errors import ConfigurationError
-from penstock.spark.source.catalogue import StreamState, look, look_at_group, require
-from penstock.spark.source.loss import Gap, beginning, find_gap
+from penstock.errors import ConfigurationError, PenstockError
+from penstock.redis.aio import Reply
+from penstock.spark.runtime.link import retry
+from penstock.spark.source.catalogue import (
+    Gap,
+    StreamState,
+    beginning,
+    find_gap,
+    look,
+    look_at_group,
+    report_loss,
+    require,
+)
 from penstock.spark.source.offsets import IdRange, Position
 from penstock.spark.source.options import EARLIEST, GROUP, LATEST, Bound, SourceOptions
 from penstock.spark.source.partitioning import cut, cuts_by_density, enough_partitions, pack, wanted_pieces
-from penstock.spark.source.rows import Page, RowBuilder
-from penstock.spark.source.scan import Scanner
+from penstock.spark.source.rows import Entry, Page, RowBuilder
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import Question, read_many
 
+_WAVE_RANGES = 32
 _NOWHERE = Position(ids.ZERO, 0)
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """Reads ranges; transient failures are waited out."""
+
+    client: StreamClient
+    fetch_size: int = 1_000
+    retry_timeout_s: float = 60.0
+    fail_on_data_loss: bool = True
+
+    def pages(self, ranges: Sequence[IdRange]) -> Iterator[Page]:
+        """Return the entries of the ranges, one range after the other."""
+        for wave in self._waves(ranges):
+            for piece, (first, entries) in zip(wave, self._read(wave), strict=True):
+                yield from self._rest(piece, first, entries)
+
+    def walk(self, piece: IdRange, *, with_sizes: bool) -> Iterator[tuple[bytes, int]]:
+        """Return the ids of a range with the bytes of their entries, or 0."""
+        for _, entries in self.pages([piece]):
+            for entry_id, fields in entries:
+                yield entry_id, sum(map(len, fields)) if with_sizes else 0
+
+    def _waves(self, ranges: Sequence[IdRange]) -> Iterator[list[IdRange]]:
+        # Short ranges are asked for together: a question each would cost more than the entries.
+        wave: list[IdRange] = []
+        rows = 0
+        for piece in ranges:
+            if wave and (rows + piece.rows > self.fetch_size or len(wave) >= _WAVE_RANGES):
+                yield wave
+                wave, rows = [], 0
+            wave.append(piece)
+            rows += piece.rows
+        if wave:
+            yield wave
+
+    def _rest(self, piece: IdRange, first: list[Entry], entries: list[Entry]) -> Iterator[Page]:
+        cursor, rank = piece.after, piece.rank
+        while True:
+            if not first or ids.parse(first[0][0].decode()) > ids.parse(cursor):
+                self._check(piece.stream, Position(cursor, rank))
+            if entries:
+                yield piece.stream, entries
+            if len(entries) < self.fetch_size:
+                return
+            # Entries that were deleted one by one are not counted: a rank that is too low errs on the safe side.
+            cursor, rank = entries[-1][0].decode(), None if rank is None else rank + len(entries)
+            ((first, entries),) = self._read([IdRange(piece.stream, cursor, piece.upto)])
+
+    def _read(self, wave: Sequence[IdRange]) -> list[tuple[list[Entry], list[Entry]]]:
+        questions: list[Question] = []
+        for piece in wave:
+            key = self.client.keys(piece.stream).stream
+            # In this order: the first entry tells of the page before it that nothing was trimmed until then.
+            questions.append((key, ("XRANGE", key, f"({piece.after}", piece.upto, "COUNT", self.fetch_size)))
+            questions.append((key, ("XRANGE", key, "-", "+", "COUNT", 1)))
+        replies = retry(lambda: _replies(self.client, questions), self.retry_timeout_s)
+        return list(zip(replies[1::2], replies[::2], strict=True))
+
+    def _check(self, stream: str, at: Position) -> None:
+        state = retry(lambda: look(self.client, [stream]), self.retry_timeout_s)[stream]
+        gap = find_gap(stream, at, state)
+        if gap is not None:
+            hint = "Set option failOnDataLoss=false to continue without them"
+            report_loss(gap, hint, fails=self.fail_on_data_loss)
+
+
+def _replies(client: StreamClient, questions: Sequence[Question]) -> list[Reply]:
+    replies = read_many(client, questions)
+    for reply in replies:
+        if isinstance(reply, PenstockError):
+            raise reply
+    return replies
 
 
 class Reading(Protocol):
@@ -126,7 +215,7 @@ def start_of(client: StreamClient, stream: str, bound: Bound, state: StreamState
     if place == EARLIEST:
         return beginning(state)
     if place == LATEST:
-        return Position(state.last_id, state.added)
+        return state.end
     if place == GROUP:
         assert group is not None
         return placed(group_position(client, stream, group), state)
@@ -150,7 +239,7 @@ def _is_gone(place: str, state: StreamState) -> bool:
 
 def end_of(stream: str, bound: Bound | None, state: StreamState) -> Position:
     """Return the position up to which a batch query reads; the entry at a given id is read, one at a given time not."""
-    last = Position(state.last_id, state.added)
+    last = state.end
     if bound is None or (bound.ms is None and bound.of(stream) == LATEST):
         return last
     if bound.by_stream is not None and stream not in bound.by_stream:
@@ -178,7 +267,7 @@ def group_position(client: StreamClient, stream: str, group: str) -> str:
     """Return the last id that a consumer group was handed."""
     found = look_at_group(client, stream, group)
     if found is None:
-        raise ConfigurationError(f"stream {stream!r} has no consumer group {group!r} to begin at")
+        raise ConfigurationError(f"stream {stream!r} has no consumer group {group!r} to start from")
     return str(found[b"last-delivered-id"].decode())
 
 

@@ -24,7 +24,7 @@ _Numbers: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 _DASH, _ZERO = ord("-"), ord("0")
 _MS_DIGITS = 13  # until the year 2286
 OFFSET_BITS = 20  # of a whole number that are for the second number of an id: a million entries a millisecond
-_LAST_MS = 253_402_300_799_999  # of the year 9999: Spark shows no later time
+LAST_MS = 253_402_300_799_999  # of the year 9999: Spark shows no later time, and an id may be any number
 
 
 class RowBuilder:
@@ -128,7 +128,7 @@ class _Rows:
             return pa.array([envelope.number(value) for value in self._values(field.encode())], kind)
         if pa.types.is_timestamp(kind):
             times = [envelope.number(value) for value in self._values(field.encode())]
-            return pa.array([None if ms is None or ms > _LAST_MS else ms * 1000 for ms in times], pa.int64()).cast(kind)
+            return pa.array([None if ms is None or ms > LAST_MS else ms * 1000 for ms in times], pa.int64()).cast(kind)
         return _texts(self._values(field.encode()), kind)
 
     def _values(self, field: bytes) -> list[bytes | None]:
@@ -244,7 +244,7 @@ def _names(values: list[bytes]) -> pa.Array:
 
 def times(ms: _Numbers, kind: pa.DataType) -> pa.Array:
     """Return the first numbers of ids as times; null for one beyond the calendar, which somebody chose."""
-    is_beyond = (ms < 0) | (ms > _LAST_MS)
+    is_beyond = (ms < 0) | (ms > LAST_MS)
     return pa.array(ms * 1000, pa.int64(), mask=is_beyond if is_beyond.any() else None).cast(kind)
 
 

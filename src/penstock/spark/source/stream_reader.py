@@ -49,7 +49,7 @@ class StreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Fix the end of the query: what is there now, and nothing that comes later."""
         states = self._retry(lambda: self._look({}))
-        self._target = {name: Position(s.last_id, s.added) for name, s in states.items() if s is not None}
+        self._target = {name: state.end for name, state in states.items() if state is not None}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
         """Return where the next batch ends. Everything up to `start` is committed when this is asked."""
@@ -74,8 +74,7 @@ class StreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
         planned = RateLimiter(self._log).plan(backlogs, limits)
         self._took_s = time.monotonic()
         # A stream that is not asked for any more keeps its place, should it be asked for again.
-        resting = {name: BatchRange(progress.end, progress.end) for name, progress in at.streams.items()}
-        taken = resting | planned
+        taken = {**Offsets.at(at.positions()).streams, **planned}
         return Offsets({name: _with_lost(progress, lost.get(name, 0)) for name, progress in taken.items()}).dump()
 
     def _checked(self, name: str, at: Offsets, state: StreamState | None, lost: dict[str, int]) -> Position:
@@ -93,7 +92,7 @@ class StreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
     def _backlog(self, name: str, here: Position, state: StreamState | None) -> Backlog:
         if state is None:
             return Backlog(here, here, 0, 0)
-        end = Position(state.last_id, state.added)
+        end = state.end
         if self._target is not None:
             target = self._target.get(name, here)  # a stream that appeared later is not part of this run
             end = target if ids.parse(target.id) < ids.parse(end.id) else end
@@ -111,8 +110,7 @@ class StreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  # Spark's name
         """Return the ends of the streams, for the progress of the query: see `penstock.spark.lag`."""
         states = self._retry(lambda: self._look({}))
-        ends = {name: Position(state.last_id, state.added) for name, state in states.items() if state is not None}
-        return Offsets({name: BatchRange(end, end) for name, end in ends.items()}).dump()
+        return Offsets.at({name: state.end for name, state in states.items() if state is not None}).dump()
 
 
 def _with_lost(progress: BatchRange, lost: int) -> BatchRange:

@@ -27,7 +27,7 @@ from penstock.sync.balancer.runner import Runner, StreamHandler
 from penstock.sync.delivery.callables import is_async
 from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S
-from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.client import StreamClient, check_client
 
 _BEAT_POLL_S = 0.002
 
@@ -47,6 +47,7 @@ class StreamBalancer:
         id: str | None = None,
         **options: Unpack[BalancerOptions],
     ) -> None:
+        check_client(client)
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         config = BalancerConfig(**given)
         self.client, self.service, self._id, self.config = client, service, consumer_id(id), config
@@ -70,7 +71,7 @@ class StreamBalancer:
 
     @property
     def owned(self) -> list[Ownership]:
-        """What this consumer owns now, oldest first."""
+        """The data streams that this consumer owns now, oldest first."""
         return self._holdings.all()
 
     # --- life ---------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class StreamBalancer:
         Creates stream and group if they are missing. Called once.
         """
         if self._is_started:
-            raise ConfigurationError("a balancer is started once: make a new one")
+            raise ConfigurationError(f"the balancer of {self.service!r} was already started; create a new one")
         self._is_started = True
         self._commands.create_group()
         self._listener.start()
@@ -108,12 +109,12 @@ class StreamBalancer:
         try:
             activity(*args)
         except Exception as error:
-            self.config.logger.exception("the balancer of %s stops", self.service)
+            self.config.logger.exception("the balancer of %s stops because of an error", self.service)
             self._failure = error
             self._notices.close(terminated(text_of(error)))
 
     def done(self) -> None:
-        """Leave the service: hand over what is not finished, tell the last notice, end. Nothing is marked finished."""
+        """Leave the service: hand over unfinished streams and send the last notice. Nothing is marked finished."""
         if self._is_over:
             return
         self._is_over = True
@@ -131,7 +132,9 @@ class StreamBalancer:
             self._hand_over_all()
             self._commands.leave()
         except PenstockError as error:
-            self.config.logger.warning("streams are left to run out: %s", error)
+            self.config.logger.warning(
+                "streams could not be handed over; other consumers take them over when their locks expire: %s", error
+            )
         self._notices.close(terminated("done"))
         self._commands.emit(EventName.STOPPED)
         self._listener.end(CLEANUP_TIMEOUT_S)  # last: it is slow to end, and nobody waits for it
@@ -154,7 +157,7 @@ class StreamBalancer:
         return self._commands.add(LBSInputMessage(name, info))
 
     def claim(self, payload: LBSInfo) -> Ownership:
-        """Become the owner of a stream whose owner is gone; returning is the signal to begin, no notice follows.
+        """Become the owner of a stream whose owner is gone; when this returns, begin: no notice follows.
 
         Raises AlreadyClaimed when it has an owner (this consumer, maybe) or is finished: somebody was first.
         """
@@ -172,13 +175,15 @@ class StreamBalancer:
 
     def _claim(self, payload: LBSInfo) -> Ownership:
         if self._is_over:
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: this balancer is done")
+            raise AlreadyClaimed(f"cannot claim {payload.data_stream_name!r}: this balancer has left the service")
         capacity = self.config.capacity
         if capacity is not None and len(self._holdings) >= capacity:
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is left to others: capacity={capacity} is used up")
+            raise AlreadyClaimed(
+                f"cannot claim {payload.data_stream_name!r}: this consumer already owns capacity={capacity} streams"
+            )
         with self._holdings.claiming(payload) as claim:
             if claim is None or self._holdings.get(payload.data_stream_name) is not None:
-                raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is with this very consumer")
+                raise AlreadyClaimed(f"already claimed: {payload.data_stream_name!r} is owned by this consumer")
             try:
                 ownership = self._commands.claim(claim, len(self._holdings))
             except Exhausted as error:
@@ -189,7 +194,9 @@ class StreamBalancer:
         if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
             self._commands.release([payload])
             self._forget(ownership)
-            raise AlreadyClaimed(f"{payload.data_stream_name!r} is handed on: this balancer is done")
+            raise AlreadyClaimed(
+                f"cannot claim {payload.data_stream_name!r}: this balancer left the service during the claim"
+            )
         return ownership
 
     def _give_up(self, payload: LBSInfo, error: Exhausted) -> None:
@@ -198,7 +205,7 @@ class StreamBalancer:
         self._commands.dead_letter(rejected, payload.data_stream_name)
 
     def done_stream(self, name: str) -> None:
-        """Finish a data stream: it is nobody's any more, and its entry is deleted.
+        """Finish a data stream: release it and delete its entry.
 
         Raises StreamNotOwned when this consumer does not own it; OwnershipLost when another one has taken it over.
         """
@@ -216,7 +223,7 @@ class StreamBalancer:
         self._commands.emit(EventName.COMPLETED, id=ownership.payload.id_in_lbs)
 
     def release(self, name: str) -> None:
-        """Hand a data stream over, unfinished: its lock runs out at once, which tells every peer, in Go as well.
+        """Hand over an unfinished data stream: its lock expires at once, which notifies every peer, also in Go.
 
         This consumer leaves it to others for some seconds. Raises as done_stream().
         """
@@ -230,7 +237,7 @@ class StreamBalancer:
             raise
         self._forget(ownership)
         if not is_released:
-            raise StreamNotOwned(f"{name!r} was not owned by {self._id} any more; nothing was changed")
+            raise StreamNotOwned(f"{self._id} no longer owns data stream {name!r}; nothing was changed")
         self._handed_back([ownership])
 
     def _handed_back(self, owned: list[Ownership]) -> None:
@@ -247,7 +254,7 @@ class StreamBalancer:
     def _settling(self, name: str, *, is_kept: bool) -> Ownership:
         ownership = self._holdings.get(name)
         if ownership is None or not self._holdings.settle(ownership, is_kept=is_kept):
-            raise StreamNotOwned(f"data stream {name!r} not found: {self._id} does not own it (any more)")
+            raise StreamNotOwned(f"data stream {name!r} not found: {self._id} does not own it, or no longer does")
         return ownership
 
     def _forget(self, ownership: Ownership) -> None:
@@ -268,7 +275,7 @@ class StreamBalancer:
     def _lost(self, lost: list[Ownership]) -> None:
         for ownership in lost:
             name = ownership.payload.data_stream_name
-            self.config.logger.warning("%s has lost %r: another consumer owns it", self._id, name)
+            self.config.logger.warning("%s lost data stream %r to another consumer", self._id, name)
             self.config.metrics_recorder.record_processing_ended(name, time.monotonic() - ownership.since_s)
             if self._runner is not None:
                 self._runner.lose(ownership)  # before any notice is read
@@ -287,7 +294,7 @@ class StreamBalancer:
         shutdown_grace_ms: int = 10_000,
         handle_signals: bool = True,
     ) -> None:
-        """Run a handler on every stream that this consumer gets, side by side, until stop(), SIGTERM or SIGINT.
+        """Run a handler on every stream that this consumer gets, concurrently, until stop(), SIGTERM or SIGINT.
 
         `handler(stream)` reads the stream by `for message in stream` and commits how far it is. Returning means
         that the stream is done. When its iteration ends by itself, the stream is to be handed over. An exception hands
@@ -298,7 +305,7 @@ class StreamBalancer:
         """
         check_number("shutdown_grace_ms", shutdown_grace_ms, may_be_zero=True)
         if self._runner is not None:
-            raise ConfigurationError("a balancer runs once: make a new one")
+            raise ConfigurationError(f"the balancer of {self.service!r} already runs or has run; create a new one")
         grace_s = shutdown_grace_ms / 1000
         self._runner = Runner(self, self._commands, self._holdings, handler, serializer, rebalance, grace_s)
         if self._is_asked_to_stop:
@@ -321,7 +328,9 @@ class StreamBalancer:
         A shard is never done: one whose handler returns is handed out again. The service must be the topic's name.
         """
         if topic.name != self.service:
-            raise ConfigurationError(f"the balancer of topic {topic.name!r} must have its name, not {self.service!r}")
+            raise ConfigurationError(
+                f"run_topic() needs a balancer of the service {topic.name!r}, not {self.service!r}"
+            )
         self.announce(topic)
 
         def handle(stream: OwnedStream) -> None:
@@ -337,7 +346,7 @@ class StreamBalancer:
         )
 
     def announce(self, topic: Topic) -> int:
-        """Have the shards of a topic shared out; return how many were not known yet."""
+        """Register the shards of a topic; return how many are new."""
         topic.check_prefix(self.client.prefix)
         added = self._commands.announce(topic.streams)
         if added < 0:

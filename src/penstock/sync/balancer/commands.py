@@ -32,7 +32,8 @@ from penstock.errors import (
 from penstock.events import Emitter
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
-from penstock.redis.blocking import Command, Reply
+from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.decoding import Rejected
@@ -72,7 +73,10 @@ class Exhausted(AlreadyClaimed):
     """The entry was handed out too often (internal: it is dead-lettered)."""
 
     def __init__(self, info: LBSInfo, deliveries: int) -> None:
-        super().__init__(f"{info.data_stream_name!r} was handed out {deliveries} times and is given up")
+        super().__init__(
+            f"data stream {info.data_stream_name!r} was handed out {deliveries} times without "
+            "success and is dead-lettered"
+        )
         self.deliveries = deliveries
 
 
@@ -206,15 +210,15 @@ class BalancerCommands:
         if answer == b"queued":
             self.queued.add(name)
             return AlreadyClaimed(
-                f"{name!r} is handed out by entry {reply[1].decode()} of {self.keys.stream} already; "
-                f"entry {info.id_in_lbs} comes when that is done"
+                f"{name!r} is already handed out by entry {reply[1].decode()} of {self.keys.stream}; entry "
+                f"{info.id_in_lbs} follows when that one is done"
             )
         if answer == b"exhausted":
             return Exhausted(info, int(reply[1]))
-        return AlreadyClaimed(f"entry {info.id_in_lbs} of {self.keys.stream} for {name!r} is finished")
+        return AlreadyClaimed(f"entry {info.id_in_lbs} of {self.keys.stream} for {name!r} is already finished")
 
     def _held(self, info: LBSInfo, holder: str) -> AlreadyClaimed:
-        return AlreadyClaimed(f"already claimed: {info.data_stream_name!r} of {self.keys.stream} is with {holder}")
+        return AlreadyClaimed(f"already claimed: {info.data_stream_name!r} of {self.keys.stream} is owned by {holder}")
 
     def _extend(self, info: LBSInfo, may_take: bool) -> int:
         args: list[str | int] = [self.me, self.config.lease_ms, int(may_take)]
@@ -227,21 +231,21 @@ class BalancerCommands:
 
         Raises OwnershipLost, and changes nothing, when another consumer owns it or has finished it.
         """
-        is_cluster, unheard = self.client.is_cluster, set[str]()
+        is_cluster, unconfirmed = self.client.is_cluster, set[str]()
         if is_cluster and self._extend(info, may_take=False) < 0:
             raise self._lost(info)
         keys = [self.keys.stream, self.keys.owners, *([] if is_cluster else [info.lock])]
         args = [self.keys.group, self.me, info.id_in_lbs, info.data_stream_name]
-        answer = int(settle(self.client, "balancer/done", keys, args, (info.id_in_lbs,), unheard))
-        if answer < 0 or (answer == 0 and not unheard):  # if an earlier try was heard, nothing is pending any more
+        answer = int(settle(self.client, "balancer/done", keys, args, (info.id_in_lbs,), unconfirmed))
+        if answer < 0 or (answer == 0 and not unconfirmed):  # if an earlier try was heard, nothing is pending any more
             raise self._lost(info)
         if is_cluster:
-            self.client.run("balancer/unlock", [info.lock], [self.me, 0], Repeat.IDEMPOTENT)
+            self.client.run("balancer/unlock", [info.lock], [self.me, ""], Repeat.IDEMPOTENT)
 
     def _lost(self, info: LBSInfo) -> OwnershipLost:
         return OwnershipLost(
-            f"{info.data_stream_name!r} (entry {info.id_in_lbs} of {self.keys.stream}) is not owned by {self.me} any "
-            f"more: another consumer has taken it over, and this one's word is refused"
+            f"{self.me} lost ownership of {info.data_stream_name!r} (entry {info.id_in_lbs} of "
+            f"{self.keys.stream}) to another consumer; nothing was written"
         )
 
     def release(self, infos: Sequence[LBSInfo]) -> list[bool]:
@@ -257,7 +261,7 @@ class BalancerCommands:
             released += [bool(item) for item in reply]
         if self.client.is_cluster:
             for info in infos:
-                self.client.run("balancer/unlock", [info.lock], [self.me, 1], Repeat.IDEMPOTENT)
+                self.client.run("balancer/unlock", [info.lock], [self.me, self.me], Repeat.IDEMPOTENT)
         # Redis deletes a key whose time is over when somebody asks for it, or when it comes by: so somebody asks.
         read_many(self.client, [(info.lock, ("PTTL", info.lock)) for info in infos])
         return released

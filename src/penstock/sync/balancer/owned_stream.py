@@ -14,7 +14,7 @@ from penstock.dead_letter_record import Record
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost, PenstockError
 from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
-from penstock.redis.blocking import Command
+from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import Activity, Flag
 from penstock.serializers import Serializer
@@ -78,8 +78,8 @@ class StreamWatcher:
             waiting = list(self._waiting.items())[:_ROUND]
             if not waiting:
                 self._changed.clear()
-                if not self._waiting:
-                    self._changed.wait(_WATCH_MS / 1000)
+                if not self._waiting and not self._stopping.is_set():  # both are set before the flag
+                    self._changed.wait()
                 continue
             try:
                 ready = self._watch([key for key, _ in waiting], [after for _, (after, _) in waiting])
@@ -103,7 +103,7 @@ class StreamWatcher:
 
 
 class OwnedStream:
-    """What a handler is given: the entries of one data stream, in their order, from the last committed position on.
+    """The entries of one data stream in order, from the last committed position on; passed to handlers.
 
     `for message in stream` waits for more when it has reached the end. It ends when the stream is to be handed
     over, and raises OwnershipLost when it was taken over.
@@ -130,12 +130,12 @@ class OwnedStream:
 
     @property
     def info(self) -> Info | None:
-        """What was said when the stream was added."""
+        """The information that was given when the stream was added."""
         return self.ownership.additional_info
 
     @property
     def token(self) -> int:
-        """The fencing token: greater than that of every owner before. Hand it to whatever you write to."""
+        """The fencing token, greater than that of every earlier owner; pass it to the systems you write to."""
         return self.ownership.token
 
     @property
@@ -146,7 +146,7 @@ class OwnedStream:
     # --- reading ------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Find where the owner before has come to, and close the stream to it."""
+        """Read the position of the previous owner, and fence it off."""
         self._position = self._read_up_to = self._record("")
 
     def __iter__(self) -> Iterator[StreamMessage]:
@@ -155,7 +155,7 @@ class OwnedStream:
     def __next__(self) -> StreamMessage:
         while True:
             if self.is_lost:
-                raise OwnershipLost(f"{self.name!r} was taken over by another consumer")
+                raise OwnershipLost(f"another consumer took over data stream {self.name!r}")
             if self.is_draining:
                 raise StopIteration
             if self._buffer:
@@ -202,18 +202,18 @@ class OwnedStream:
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            logger.exception("%s: entry %s was not handled and cannot be dead-lettered", self.name, rejected.id)
+            logger.exception("%s: entry %s was not handled, and cannot be dead-lettered", self.name, rejected.id)
 
     # --- saying how far it is -----------------------------------------------------------------------
 
     def commit(self, message: StreamMessage | str | None = None) -> None:
-        """Record that everything up to a message is done; without one, up to the last that was handed out.
+        """Record that everything up to a message is done; by default, up to the last one returned.
 
         Raises OwnershipLost, and records nothing, when another consumer has begun with the stream.
         """
         position = message.id if isinstance(message, StreamMessage) else message or self._last
         if not position:
-            raise ConfigurationError(f"nothing of {self.name!r} was handed out yet: there is nothing to commit")
+            raise ConfigurationError(f"cannot commit: no message of {self.name!r} was handed out yet")
         try:
             self._record(position)
         except OwnershipLost:
@@ -231,23 +231,23 @@ class OwnedStream:
         found, is_heard = self._client.run("balancer/position", keys, args, Repeat.IDEMPOTENT)
         if not is_heard:
             raise OwnershipLost(
-                f"the position of {self.name!r} is refused: a newer owner has opened the stream (token {self.token} is "
-                f"old)"
+                f"the position of {self.name!r} was not recorded: a newer owner has opened the stream (token "
+                f"{self.token} is out of date)"
             )
         return found.decode() or _BEGINNING
 
     def finish(self) -> None:
-        """Say that the stream is done for good, also if it is being handed over: it will not be handed out again."""
+        """Mark the stream as done, even if it is being handed over, so that it is not handed out again."""
         self.is_finished = True
 
     # --- what others decide -------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Let the iteration end after the message at hand: the stream is to be handed over."""
+        """End the iteration after the current message, so that the stream can be handed over."""
         self.is_draining = True
         self._wake.set()
 
     def lose(self) -> None:
-        """Take note that another consumer owns the stream."""
+        """Record that another consumer owns the stream."""
         self.is_lost = True
         self._wake.set()

@@ -7,7 +7,8 @@ from penstock.balancer.holdings import Holdings
 from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
 from penstock.errors import AlreadyClaimed, GroupLost, PenstockError, PermanentError, ReadOnlyServer
 from penstock.events import EventName
-from penstock.redis.blocking import Command, Reply
+from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Flag, next_tick, pause
 from penstock.sync.balancer.commands import BalancerCommands, Row
@@ -46,7 +47,7 @@ class Reader:
                 delay_s = self._config.retry_config.delay_s(failures)
                 if delay_s is None:
                     raise
-                self._config.logger.warning("reading %s failed: %s", self._commands.keys.stream, error)
+                self._config.logger.warning("cannot read %s: %s; retrying", self._commands.keys.stream, error)
                 self._blocking.abort()
                 if isinstance(error, Redirected | ReadOnlyServer):
                     self._commands.client.refresh()
@@ -58,7 +59,7 @@ class Reader:
             self.read_once()
         except GroupLost:
             # From the beginning: what is in the stream is not finished, and what has an owner is held by its lock.
-            self._config.logger.warning("group %s was lost and is created again", self._commands.keys.group)
+            self._config.logger.warning("group %s no longer existed; recreated it", self._commands.keys.group)
             self._commands.create_group()
 
     def stop(self) -> None:

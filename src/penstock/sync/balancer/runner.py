@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Any]
 _SETTLE_RETRY_S = 0.2
-_POLITE_S, _POLITE_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
-_BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it is polite once
+_YIELD_S, _YIELD_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
+_BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it waits once
 _PATIENCE_S = 10.0  # how long a handler may take to let a stream go that is to move
 
 
@@ -47,7 +47,7 @@ class Runner:
         stop = self._stopping.set_from_outside
         self._handlers, self._activities = TaskGroup(stop), TaskGroup(stop)
         self._moving: dict[str, tuple[OwnedStream, float]] = {}  # by entry: who was asked to let go, and until when
-        self._last_hint_s = self._polite_until_s = 0.0
+        self._last_hint_s = self._yields_until_s = 0.0
         self._exit: BaseException | None = None  # a handler ended the process
 
     def stop(self) -> None:
@@ -94,16 +94,16 @@ class Runner:
     def _claim(self, payload: LBSInfo) -> None:
         now_s = time.monotonic()
         if now_s - self._last_hint_s > _BURST_S:
-            self._polite_until_s = now_s + _POLITE_S
+            self._yields_until_s = now_s + _YIELD_S
         self._last_hint_s = now_s
-        while self._rebalances and time.monotonic() < self._polite_until_s and self._is_ahead():
-            pause(_POLITE_STEP_S)
+        while self._rebalances and time.monotonic() < self._yields_until_s and self._is_ahead():
+            pause(_YIELD_STEP_S)
         try:
             self._begin(self._balancer.claim(payload))
         except AlreadyClaimed:
             pass
         except PenstockError as error:
-            self._logger.warning("claim of %r failed: %s", payload.data_stream_name, error)
+            self._logger.warning("cannot claim data stream %r: %s", payload.data_stream_name, error)
 
     def _is_ahead(self) -> bool:
         try:
@@ -148,7 +148,7 @@ class Runner:
                 self._exit = error
                 self._stopping.set_from_outside()
             is_failed = True
-            self._logger.exception("the handler of %r failed: the stream is handed over", stream.name)
+            self._logger.exception("handler for data stream %r failed; handing the stream over", stream.name)
         finally:
             self._streams.pop(stream.ownership.payload.id_in_lbs, None)
             self._watcher.leave(stream.name)
@@ -168,7 +168,7 @@ class Runner:
             except StreamNotOwned:
                 return
             except PenstockError as error:
-                self._logger.warning("%r is not settled yet: %s", stream.name, error)
+                self._logger.warning("data stream %r could not be settled: %s; retrying", stream.name, error)
                 if self._stopping.is_set():
                     return  # whoever ends the service hands over what it holds
                 self._stopping.wait(_SETTLE_RETRY_S)

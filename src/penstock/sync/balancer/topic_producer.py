@@ -10,8 +10,9 @@ from penstock.balancer.messages import Topic
 from penstock.errors import ConfigurationError
 from penstock.keys import is_utf8
 from penstock.serializers import Serializer
-from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.client import StreamClient, check_client
 from penstock.sync.streams.producer import StreamProducer
+from penstock.type_checks import check_type
 
 
 class TopicProducer:
@@ -21,6 +22,8 @@ class TopicProducer:
     """
 
     def __init__(self, client: StreamClient, topic: Topic, serializer: Serializer | None = None) -> None:
+        check_client(client)
+        check_type("topic", topic, Topic, "Topic('orders', shards=8)")
         self._client, self.topic, self._serializer = client, topic, serializer
         self._producers: dict[int, StreamProducer] = {}
         self._is_checked = False
@@ -28,7 +31,7 @@ class TopicProducer:
     def push(self, payload: Any, *, key: str, headers: Mapping[str, str] | None = None) -> tuple[str, str]:
         """Publish a message to the shard of its key; return the stream of the shard and the id of the entry."""
         if not is_utf8(key) or not key:
-            raise ConfigurationError(f"key={key!r} must be a text that is not empty: it decides about the shard")
+            raise ConfigurationError(f"key={key!r} must be a non-empty string: it determines the shard")
         self._check()
         shard = self.topic.shard_of(key)
         producer = self._producers.get(shard)

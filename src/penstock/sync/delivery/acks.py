@@ -61,10 +61,10 @@ class AckSender:
             del in_flight.finished[:MAX_IDS]
             unfinished, left = len(in_flight), len(in_flight.finished)
             forget, in_flight.has_attempts = in_flight.has_attempts, in_flight.has_attempts and left > 0
-            is_known = is_calm and len(ids) >= _WORTH_COUNTING and not in_flight.told and not self._must_look
+            is_known = is_calm and len(ids) >= _WORTH_COUNTING and not in_flight.unanswered and not self._must_look
             self._must_look = False
             expected = unfinished + left + len(ids) if is_known else -1
-            in_flight.told.append(ids)
+            in_flight.unanswered.append(ids)
         if in_flight.finished:
             in_flight.has_finished.set()  # more than fit, or another one since: nobody else may come and say so
         return Acks(ids, forget, self._is_record_due(unfinished == 0), expected)
@@ -88,20 +88,20 @@ class AckSender:
             self._take_back(acks)
             return
         self._in_flight.answered(acks.ids)
-        unheard = self._commands.unheard
+        unconfirmed = self._commands.unconfirmed
         if refused:
             # After a lost answer "not pending" means that the first try was heard.
-            lost = [entry_id for entry_id in map(bytes.decode, refused) if entry_id not in unheard]
+            lost = [entry_id for entry_id in map(bytes.decode, refused) if entry_id not in unconfirmed]
             acked += len(refused) - len(lost)
             if lost:
                 self._in_flight.count_lost(lost)
-        if unheard:
-            unheard.difference_update(acks.ids)
+        if unconfirmed:
+            unconfirmed.difference_update(acks.ids)
         self._tally.count_acked(acked)
 
     def put_back(self, acks: Acks) -> None:
         """Acknowledge these again later: the answer got lost, and they may have been heard."""
-        self._commands.unheard.update(acks.ids)
+        self._commands.unconfirmed.update(acks.ids)
         self._take_back(acks)
 
     def _take_back(self, acks: Acks) -> None:

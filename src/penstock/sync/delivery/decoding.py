@@ -12,7 +12,7 @@ from penstock.errors import DecodeError
 from penstock.model import StreamMessage
 from penstock.policy import Reason, unreadable
 from penstock.protection import Protection, payload_of
-from penstock.serializers import JsonSerializer, Serializer, shortcut
+from penstock.serializers import Serializer, checked_serializer, shortcut
 from penstock.sync.delivery.group_commands import Redelivery
 
 _MOST_NAMES, _LONGEST = 20, 100  # that an error shows
@@ -49,7 +49,7 @@ class Decoder:
 
     def __init__(self, stream: str, serializer: Serializer | None, key: str, protection: Protection | None) -> None:
         self.stream, self._key, self._protection = stream, key, protection
-        self._serializer: Serializer = serializer or JsonSerializer()
+        self._serializer = checked_serializer(serializer)
         self._quick_decode, self._harmless_bytes = shortcut(self._serializer)
         self._content_type = getattr(self._serializer, "content_type", None)
 
@@ -103,7 +103,7 @@ class Decoder:
                 return
             raw = payload_of(by_name, self._key, self._protection)
             if raw is None:
-                raise DecodeError(f"the entry has no field 'data', only {_shown(by_name)}")
+                raise DecodeError(f"the entry has no field 'data'; its fields are {_shown(by_name)}")
             self._check_content_type(by_name.get(envelope.CONTENT_TYPE))
             message = StreamMessage(
                 id=entry_id,
@@ -125,8 +125,8 @@ class Decoder:
         said = _text(raw)
         if said is not None and self._content_type is not None and said != self._content_type:
             raise DecodeError(
-                f"the entry says content type {said[:_LONGEST]!r}, but this consumer decodes {self._content_type!r}: "
-                f"give producer and consumer the same serializer"
+                f"the entry has content type {said[:_LONGEST]!r}, but this consumer decodes "
+                f"{self._content_type!r}: use the same serializer in producer and consumer"
             )
 
 

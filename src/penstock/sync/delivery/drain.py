@@ -86,7 +86,7 @@ class Drain:
         try:
             step(*args)
         except PenstockError as error:
-            logger.warning("%s, while stopping: %s", self._commands.consumer, error)
+            logger.warning("%s: error while stopping: %s", self._commands.consumer, error)
 
     def _waiting(self) -> list[Parking]:
         # New messages count as delivered once; those that wait to run again were not counted for the coming run.
@@ -103,7 +103,7 @@ class Drain:
         told = self._in_flight.drop([parking.id for parking in parkings])  # whoever is done now comes too late
         parkings = [parking for parking in parkings if parking.id in set(told)]
         if parkings and not self._commands.is_fenced:
-            self._in_flight.told.append(told)  # in flight until the server has answered
+            self._in_flight.unanswered.append(told)  # in flight until the server has answered
             try:
                 answers = self._commands.park(parkings)
             finally:

@@ -12,7 +12,7 @@ from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.janitor import count_after, trim_finished
-from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.client import StreamClient, check_client
 
 _RESTORED = "restored"  # holds what was pending in a group that was destroyed, until a consumer takes it over
 
@@ -21,6 +21,7 @@ class ConsumerGroup:
     """One consumer group of one stream."""
 
     def __init__(self, client: StreamClient, stream: str, group: str) -> None:
+        check_client(client)
         self._client = client
         self.stream = stream
         self.group = check_name("group", group)
@@ -30,7 +31,7 @@ class ConsumerGroup:
     # --- life ---------------------------------------------------------------------------------------
 
     def ensure(self, dlq_stream: str | None = None, dlq_group: str | None = None) -> None:
-        """Create the group unless it exists, where it had come to, else at the beginning of the stream."""
+        """Create the group unless it exists, at its last known position or else at the beginning of the stream."""
         if self.is_known:
             return
         if dlq_stream:
@@ -42,7 +43,7 @@ class ConsumerGroup:
         self.is_known = True
 
     def reset(self) -> None:
-        """Forget that the group exists: the next ensure() looks again."""
+        """Forget that the group exists, so that the next ensure() checks again."""
         self.is_known = False
 
     def restore(self, consumer: str = _RESTORED) -> str | None:
@@ -62,10 +63,10 @@ class ConsumerGroup:
             found = _pairs(info)
             if found["name"].decode() == self.group:
                 return found
-        raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; ensure() creates it")
+        raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
 
     def lag(self) -> Lag:
-        """Return how many entries the group has not been handed yet, and the age of the oldest.
+        """Return how many entries the group has not received yet, and the age of the oldest.
 
         Counted, since the server's own number is wrong or missing after trimming and deleting. Of a backlog that is too
         large to be counted, some hundreds of megabytes, an upper bound is returned, as one that is not exact.
@@ -121,7 +122,7 @@ class ConsumerGroup:
         return [ConsumerInfo(row["name"].decode(), int(row["pending"]), int(row["idle"])) for row in found]
 
     def pending_details(self, count: int = 100) -> list[PendingEntry]:
-        """Return the oldest pending messages; `retry_at_ms` tells when a failed one is due again."""
+        """Return the oldest pending messages; `retry_at_ms` is when a failed one is retried."""
         stream = self._keys.stream
         rows = self._client.call(stream, "XPENDING", stream, self.group, "-", "+", count)
         if not rows:
@@ -148,7 +149,7 @@ class ConsumerGroup:
         if stats.lag > max_lag:
             issues.append(f"lag {stats.lag} exceeds {max_lag}: the oldest unread entry is {stats.lag_age_s:.0f} s old")
         issues += [
-            f"consumer {consumer.name} holds {consumer.pending} and was silent for {consumer.idle_ms} ms"
+            f"consumer {consumer.name} holds {consumer.pending} messages and has been idle for {consumer.idle_ms} ms"
             for consumer in stats.consumers
             if consumer.pending and consumer.idle_ms > max_idle_ms
         ]
@@ -157,13 +158,13 @@ class ConsumerGroup:
     # --- chores --------------------------------------------------------------------------------------
 
     def remove_dead_consumers(self, idle_ms: int, except_for: str = "") -> list[str]:
-        """Remove consumers that hold nothing and were silent for so long; return their names."""
+        """Remove consumers that hold no messages and have been idle for `idle_ms`; return their names."""
         args: list[str | int] = [self.group, except_for, idle_ms]
         reply: Reply = self._client.run("streams/remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
         return [name.decode() for name in reply]
 
     def trim(self, keep: int) -> int:
-        """Trim what every group of the stream is done with, except for its newest `keep` entries; return how many."""
+        """Trim entries that every group has finished, but keep the newest `keep`; return how many were trimmed."""
         return trim_finished(self._client, self._keys.stream, keep)
 
 

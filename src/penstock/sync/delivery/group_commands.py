@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from penstock import envelope, ids
 from penstock.errors import ConnectionLost, ServerError
 from penstock.keys import StreamKeys
-from penstock.redis.blocking import Command, Reply
+from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.redis.scripts import script
 from penstock.runtime.threads import Promise, new_promise
@@ -61,7 +62,7 @@ class GroupCommands:
         self._ack = script("streams/ack")
         keys_of_finish = (keys.stream, self._claim_keys[2])
         self._finish_quickly: Command = ("EVALSHA", script("queue/finish").sha, 2, *keys_of_finish, group, consumer)
-        self.unheard: set[str] = set()  # what a try whose reply got lost may have settled
+        self.unconfirmed: set[str] = set()  # what a try whose reply got lost may have settled
 
     @property
     def _me(self) -> tuple[str, str, str]:
@@ -90,11 +91,11 @@ class GroupCommands:
         return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
 
     def ack(self, done: Sequence[str], forget: bool, record: bool) -> Reply:
-        """Acknowledge messages, at most MAX_IDS. The refusal of one that is `unheard` means that it is done."""
+        """Acknowledge messages, at most MAX_IDS. The refusal of one that is `unconfirmed` means that it is done."""
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
-        return settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unheard)
+        return settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unconfirmed)
 
     def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
@@ -172,7 +173,7 @@ class GroupCommands:
 
         def on_reply(reply: Reply) -> None:
             if not replies and isinstance(reply, ConnectionLost):
-                self.unheard.add(message_id)  # the long way finds out whether it was
+                self.unconfirmed.add(message_id)  # the long way finds out whether it was
             replies.append(reply)
             if len(replies) > len(following):
                 promise.set_result(replies)
@@ -184,10 +185,10 @@ class GroupCommands:
         self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], message_id: str
     ) -> bytes | int:
         # The answer of a script that settles a message once; 0 = it is not ours any more.
-        answer: bytes | int = settle(self._client, name, keys, args, (message_id,), self.unheard)
+        answer: bytes | int = settle(self._client, name, keys, args, (message_id,), self.unconfirmed)
         # Not pending any more: after a lost answer the first try was heard, else another consumer settled the message.
-        is_repeated = message_id in self.unheard
-        self.unheard.discard(message_id)
+        is_repeated = message_id in self.unconfirmed
+        self.unconfirmed.discard(message_id)
         if answer == 0 and is_repeated:
             return 1
         return 0 if answer == -1 else answer
@@ -256,18 +257,18 @@ class GroupCommands:
 
 def settle(
     client: StreamClient, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], ids: Collection[str],
-    unheard: set[str],
+    unconfirmed: set[str],
 ) -> Reply:  # fmt: skip
     """Run a script that settles the ids and refuses those that are settled, until its answer is known; return that.
 
-    `unheard` receives the ids when a reply gets lost: a refusal of one of them then means that an earlier try settled
-    it. They stay there when this raises, for the next call, and are the caller's to remove.
+    `unconfirmed` receives the ids when a reply gets lost: a refusal of one of them then means that an earlier try has
+    settled it. They stay there when this raises, for the next call, and are the caller's to remove.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
             return client.run(name, keys, args, Repeat.ONCE)
         except ConnectionLost:
-            unheard.update(ids)
+            unconfirmed.update(ids)
             if not tries_left:
                 raise
     raise AssertionError("the last try returns or raises")
@@ -288,10 +289,9 @@ def id_bounds(done: Sequence[str]) -> tuple[str, str]:
     # Ids of one length order as texts do; to parse every id would cost as much as all the rest of acknowledging.
     if not done:
         return "-", "+"
-    by_length: dict[int, list[str]] = {}
-    for entry_id in done:
-        by_length.setdefault(len(entry_id), []).append(entry_id)
-    ends = [end for same in by_length.values() for end in (min(same), max(same))]
+    lengths = set(map(len, done))
+    by_length = [done] if len(lengths) == 1 else [[item for item in done if len(item) == size] for size in lengths]
+    ends = [end for same in by_length for end in (min(same), max(same))]
     return min(ends, key=ids.parse), max(ends, key=ids.parse)
 
 

@@ -25,8 +25,8 @@ class InFlight:
     """The messages of this process that the server has not settled: the heartbeat renews exactly these.
 
     A message waits, new or to run again, until a worker takes it in a delivery. When its handler is done, it is
-    `finished`, and `told` from the moment the server is told until it answers. One that failed is with its worker until
-    the server has parked or dead-lettered it.
+    `finished`, and `unanswered` from the moment its acknowledgement is sent until the server has answered. One that
+    failed is with its worker until the server has parked or dead-lettered it.
 
     A delivery is held as a whole: to enter and to strike out every message by its id would cost as much as to decode
     it. Only when somebody asks for one of them the deliveries are broken up. New messages wait as the entries that the
@@ -50,7 +50,7 @@ class InFlight:
         self.finished: list[str] = []  # their handlers are done, and nobody has told the server
         self.first_finished_s = 0.0
         self.has_attempts = False  # of those that are finished some have a record of attempts to be forgotten
-        self.told: list[list[str]] = []  # acknowledged or handed back, and the server has not answered
+        self.unanswered: list[list[str]] = []  # acknowledged or handed back, and the server has not answered
         self.suspects: set[str] = set()  # those whose last holder died
         self.is_exact = False  # the server's list of what is pending here and ours were compared and agree
         self.is_read_under_way = False
@@ -217,9 +217,9 @@ class InFlight:
             return found
 
     def answered(self, told: list[str]) -> None:
-        """Remove a list of ids from `told`: the server has answered, or its answer got lost."""
+        """Remove a list of ids from `unanswered`: the server has answered, or its answer got lost."""
         with self.lock:
-            del self.told[next(place for place, other in enumerate(self.told) if other is told)]
+            del self.unanswered[next(place for place, other in enumerate(self.unanswered) if other is told)]
 
     def park(self, messages: list[StreamMessage]) -> None:
         """Let go of messages that wait for their next run; they stay pending with this consumer."""
@@ -257,7 +257,7 @@ class InFlight:
     def unsettled_ids(self) -> list[str]:
         """Return the ids of all messages that the server has not settled: also of those that are done here."""
         with self.lock:
-            return [*self.ids(), *self.finished, *(entry_id for told in self.told for entry_id in told)]
+            return [*self.ids(), *self.finished, *(entry_id for told in self.unanswered for entry_id in told)]
 
     def find(self, wanted: Iterable[str]) -> dict[str, StreamMessage | None]:
         """Return those of the messages whose handlers are not done, by id; None = not decoded yet."""

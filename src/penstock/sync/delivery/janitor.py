@@ -7,7 +7,7 @@ Entries are counted and trimmed in small steps, so that the server is never held
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock import ids
@@ -88,19 +88,12 @@ class Counted:
     most: int  # entries that the range has, or more where not all were counted
 
 
-@dataclass(frozen=True, slots=True)
-class _CountStep:
-    count: int
-    first: str
-    further: str  # where to go on; '' = the range has ended
-    length: int
-    now_ms: int
-
-
-def _count_step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> _CountStep:
+def _step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> tuple[Counted, str]:
+    # What one call counts, and where to go on; '' = the range has ended.
     reply = client.run("streams/count_range", [stream], [start, end, most], Repeat.READ)
-    counted, first, further, length, now_ms = reply
-    return _CountStep(int(counted), first.decode(), further.decode(), int(length), int(now_ms))
+    count, first, further, length, now_ms = reply
+    most = int(length if further else count)
+    return Counted(int(count), first.decode(), int(length), int(now_ms), not further, most), further.decode()
 
 
 def count_range(
@@ -110,12 +103,10 @@ def count_range(
     total, first, taken = 0, "", 0
     while True:
         taken += 1
-        step = _count_step(client, stream, start, end, _STEP if most is None else min(_STEP, most - total))
+        step, start = _step(client, stream, start, end, _STEP if most is None else min(_STEP, most - total))
         total, first = total + step.count, first or step.first
-        if not step.further or total == most or taken == steps:
-            most = total if not step.further else step.length
-            return Counted(total, first, step.length, step.now_ms, not step.further, most)
-        start = step.further
+        if step.is_all or total == most or taken == steps:
+            return replace(step, count=total, first=first, most=total if step.is_all else step.length)
 
 
 def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> Counted:
@@ -131,17 +122,15 @@ def count_after(client: StreamClient, stream: str, last_delivered: str, most: in
         return count_range(client, stream, start, "+", most, _MOST_STEPS)
     total, first, counted, steps = 0, "", 0, 0
     while True:
-        behind = _count_step(client, stream, start, "+")
-        total, first, start = total + behind.count, first or behind.first, behind.further
+        behind, start = _step(client, stream, start, "+")
+        total, first = total + behind.count, first or behind.first
         steps += 2
-        if not start or steps > _MOST_STEPS:
-            most = behind.length - counted if start else total
-            return Counted(total, first, behind.length, behind.now_ms, not start, most)
-        ahead = _count_step(client, stream, before, last_delivered)
-        counted, before = counted + ahead.count, ahead.further
-        if not before:
-            unread = ahead.length - counted
-            return Counted(unread, first, ahead.length, ahead.now_ms, True, unread)
+        if behind.is_all or steps > _MOST_STEPS:
+            return replace(behind, count=total, first=first, most=total if behind.is_all else behind.length - counted)
+        ahead, before = _step(client, stream, before, last_delivered)
+        counted += ahead.count
+        if ahead.is_all:
+            return replace(ahead, count=ahead.length - counted, first=first, most=ahead.length - counted)
 
 
 def trim_finished(client: StreamClient, stream: str, keep: int) -> int:

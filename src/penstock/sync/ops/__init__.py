@@ -4,6 +4,7 @@
 The names here are async; `penstock.sync.ops` has the same names for plain functions and threads.
 """
 
+from penstock.ops.condition import StreamCondition
 from penstock.sync.ops.doctor import Doctor
 from penstock.sync.ops.inspector import Inspector
 from penstock.sync.ops.model import (
@@ -85,6 +86,7 @@ __all__ = [
     "ServerInfo",
     "ServiceInfo",
     "Severity",
+    "StreamCondition",
     "StreamInfo",
     "StreamKind",
     "StreamPoint",

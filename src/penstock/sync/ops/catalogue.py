@@ -50,7 +50,7 @@ class Look:
     last_id: str
     last_generated_id: str
     entries_added: int | None
-    is_dead_letters: bool  # its newest entry is one
+    are_dead_letters: bool  # its first and its last entry say so, whoever has written them
     now_ms: int
     groups_count: int
     groups: tuple[GroupLook, ...]
@@ -71,7 +71,7 @@ def group_must_exist(stream: str, group: str) -> Iterator[None]:
         if isinstance(error, ServerError) and "no such key" not in str(error):
             raise
         raise NotFound(
-            f"stream {stream!r} has no group {group!r}; {command_line('group ls', stream)} shows its groups"
+            f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
         ) from None
 
 
@@ -140,7 +140,7 @@ def checked_id(entry_id: str) -> str:
 def checked_text(text: str) -> str:
     """Return a text to search for; raise ConfigurationError for one that cannot be sent."""
     if not is_utf8(text):
-        raise ConfigurationError(f"text={text[:40]!r} must be text that UTF-8 can hold, without lone surrogates")
+        raise ConfigurationError(f"text={text[:40]!r} must not contain lone surrogates, which UTF-8 cannot encode")
     return text
 
 
@@ -157,7 +157,8 @@ def kind_of(look: Look, task_queues: Collection[str]) -> tuple[StreamKind, str]:
     source = source_of_dead_letters(name)
     if source:
         return StreamKind.DEAD_LETTERS, source
-    if look.is_dead_letters:
+    # Whoever may write to a stream may write what looks like a dead letter: a stream that consumers read has none.
+    if look.are_dead_letters and not any(group.consumers for group in look.groups):
         return StreamKind.DEAD_LETTERS, ""
     service = service_of(name)
     if service and f"{service}-group" in groups:

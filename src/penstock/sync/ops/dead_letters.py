@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 from penstock import dead_letter_record, envelope, ids
 from penstock import task as task_values
 from penstock.errors import ConfigurationError, NotFound
-from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
+from penstock.keys import BalancerKeys, QueueKeys, TaskKeys, check_name
 from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
@@ -53,6 +54,7 @@ class _Place:
     kind: StreamKind
     owner: str
     last_id: str  # '' = not known
+    is_mixed: bool  # only its entries tell what is in it: what does not say that it is a dead letter is none
 
 
 class _ServiceDeadLetters(DeadLetterStream[DeadLetter]):
@@ -101,27 +103,26 @@ class DeadLetterStreams:
         return (self._find(stream)).stream
 
     def _find(self, stream: str) -> _Place:
-        usual = [
-            f"{stream}_dlq", QueueKeys(stream).dead_letter, TaskKeys.of(stream, "", self._client.is_cluster).dead,
-            BalancerKeys(stream).dead_letters,
-        ]  # fmt: skip
-        names = [stream, *usual]
+        names = [stream, *_usual(stream, is_cluster=self._client.is_cluster)]
         task_queues, looks = self._catalogue.task_queues(names), self._catalogue.look(names)
-        for name in names:
-            look = looks.get(name)
-            if look is not None and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                source = kind_of(look, task_queues)[1]
-                candidates = [source, inside] if (inside := without_tag(source)) else []
-                return self._place(look, task_queues, self._catalogue.look(candidates))
+        found = [looks[name] for name in names if name in looks]
+        found = [look for look in found if kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS]
+        if found:
+            # Those that are called so come first: what a stream of another name holds, anybody may have written.
+            look = min(found, key=lambda look: not kind_of(look, task_queues)[1])
+            source = kind_of(look, task_queues)[1]
+            candidates = [source, inside] if (inside := without_tag(source)) else []
+            return self._place(look, task_queues, self._catalogue.look(candidates))
         if stream in looks:
             raise NotFound(
-                f"stream {stream!r} has no dead letters; name the stream that they are in, if it has another name"
+                f"stream {stream!r} has no dead letters under a default name; pass the name of the stream that "
+                "holds them"
             )
-        raise NotFound(f"there are no dead letters called {stream!r}; `penstock dlq ls` shows which there are")
+        raise NotFound(f"no dead-letter stream for {stream!r}; list dead letters with `penstock dlq ls`")
 
     def _place(self, look: Look, task_queues: set[str], present: Collection[str]) -> _Place:
         _, owner = kind_of(look, task_queues)
-        of_tasks = task_stream(look.name)
+        is_mixed, of_tasks = not owner, task_stream(look.name)
         if of_tasks and of_tasks[0] in task_queues:
             kind = StreamKind.TASKS
         elif queue_log(look.name):
@@ -133,7 +134,7 @@ class DeadLetterStreams:
             if owner not in present and (inside := without_tag(owner)):
                 # `{session}_dlq` is of the stream `{session}` or, in a cluster, of a balanced stream `session`.
                 owner = inside if inside in present else ""
-        return _Place(look.name, self._catalogue.keys(look.name).stream, kind, owner, look.last_id)
+        return _Place(look.name, self._catalogue.keys(look.name).stream, kind, owner, look.last_id, is_mixed)
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -165,7 +166,8 @@ class DeadLetterStreams:
         wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(matching.text or ""), fields)
         rows, further = read_entries(self._client, place.key, wanted)
         letters = [letter_of(place.stream, row, self._client.protection) for row in rows]
-        return Page(tuple(letter for letter in letters if matches(letter, matching)), further)
+        found = (letter for letter in letters if letter.reason or not place.is_mixed)
+        return Page(tuple(letter for letter in found if matches(letter, matching)), further)
 
     def show(self, stream: str, record_id: str, *, max_value_bytes: int = 1 << 20) -> DeadLetterInfo:
         """Return one dead letter, by the id of its record or of its task; raise NotFound if there is none."""
@@ -177,7 +179,9 @@ class DeadLetterStreams:
         else:
             for letter in self._scan(place, DeadLetterFilter(ids=frozenset({record_id})), max_value_bytes):
                 return letter
-        raise NotFound(f"{place.stream!r} has no dead letter {record_id!r}: it was redriven or deleted, or never there")
+        raise NotFound(
+            f"{place.stream!r} has no dead letter {record_id!r}: it was redriven or deleted, or never existed"
+        )
 
     def _scan(
         self, place: _Place, matching: DeadLetterFilter, max_value_bytes: int, fields: str = "", end: str = ""
@@ -223,7 +227,7 @@ class DeadLetterStreams:
     def count(self, stream: str, matching: DeadLetterFilter = EVERYTHING, *, most: int = 100_000) -> tuple[int, bool]:
         """Return how many match, and whether that is all of them: no more than `most` are counted."""
         place, found = self._find(stream), 0
-        if matching == EVERYTHING:
+        if matching == EVERYTHING and not place.is_mixed:
             return int(self._client.call(place.key, "XLEN", place.key)), True
         for _ in self._scan(place, matching, _SHORT):
             found += 1
@@ -288,12 +292,17 @@ class DeadLetterStreams:
         if isinstance(store, DeadTasks):
             edited = self._edited_task(place, letter, value)
         elif place.kind is StreamKind.SERVICE:
-            raise ConfigurationError("the entry of a balanced service cannot be edited: add the stream again instead")
+            raise ConfigurationError(
+                "an entry of a balanced service cannot be edited: add the data stream again instead"
+            )
         else:
             edited = self._edited(letter, value, self._catalogue.keys(to or place.owner).stream)
         new_id: str | None = store.redrive_as(edited)
         if new_id is None:
-            raise NotFound(f"dead letter {record_id} of {place.stream!r} was not put back: it is gone, or open again")
+            raise NotFound(
+                f"dead letter {record_id} of {place.stream!r} was not redriven: it no longer exists, "
+                "or its task is open again"
+            )
         return new_id
 
     def _edited(self, letter: DeadLetter, value: Any, key: str) -> DeadLetter:
@@ -307,7 +316,7 @@ class DeadLetterStreams:
     def _edited_task(self, place: _Place, letter: Any, value: Any) -> Any:
         task = letter.task
         if task is None:
-            raise ConfigurationError(f"dead letter {letter.id} holds no task that can be read, so it cannot be edited")
+            raise ConfigurationError(f"dead letter {letter.id} does not hold a readable task, so it cannot be edited")
         task = msgspec.structs.replace(task, payload=value)
         keys = TaskKeys.of(place.owner, self._client.prefix, self._client.is_cluster)
         raw = task_values.encode_task(task, LIMITS, task_values.encode)
@@ -341,6 +350,20 @@ class DeadLetterStreams:
             return _ServiceDeadLetters(self._client, place.key, place.owner)
         if not to:
             raise ConfigurationError(
-                f"the name of {place.stream!r} does not tell which stream its dead letters go back to: say it with `to`"
+                f"cannot tell from the name {place.stream!r} which stream its dead letters belong to: pass the "
+                "stream as `to` (--to)"
             )
         return DeadLetters(self._client, to, place.stream)
+
+
+def _usual(name: str, *, is_cluster: bool) -> Iterator[str]:
+    """Yield the names of the dead letters of what may be called so: a stream, a queue, a task queue or a service."""
+    makers: tuple[Callable[[], str], ...] = (
+        lambda: f"{name}_dlq",
+        lambda: QueueKeys(name).dead_letter,
+        lambda: TaskKeys.of(name, "", is_cluster).dead,
+        lambda: BalancerKeys(name).dead_letters,
+    )
+    for make in makers:
+        with suppress(ConfigurationError):  # a stream may have names that a task queue may not have
+            yield check_name("stream", make())

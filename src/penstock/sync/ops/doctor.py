@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import PermissionDenied, ServerError
 from penstock.ops.findings import (
     consumer_findings,
+    foreign_ids,
     hash_tags,
     keyspace_events,
     known_holes,
@@ -22,6 +23,7 @@ from penstock.ops.findings import (
     short_locks,
     unbounded_dead_letters,
     unread_by_anybody,
+    without_echoes,
 )
 from penstock.ops.rights import Place, missing_commands, rights_of
 from penstock.sync.ops.model import Finding, ServiceInfo, Severity, StreamInfo
@@ -52,17 +54,19 @@ class Doctor:
         found += self._rights(streams, services)
         if inspector.client.is_cluster:
             found += hash_tags(streams)
-            found += self._short_locks(services)
+        found += self._short_locks(services)
         cursor, is_more = "", True
         while is_more:
             page = inspector.retention.page(limit=200, cursor=cursor)
             found += [finding for info in page.items for finding in pinned(info)]
             cursor, is_more = page.cursor, bool(page.cursor)
         found += consumer_findings(streams, consumers)
-        found += many_groups(streams)
-        found += unread_by_anybody(streams, consumers)
-        found += unbounded_dead_letters(inspector.dead_letters.streams(), time.time_ns() // 1_000_000)
-        return sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where))
+        now_ms = time.time_ns() // 1_000_000
+        found += [*many_groups(streams), *foreign_ids(streams, now_ms), *unread_by_anybody(streams, consumers)]
+        found += unbounded_dead_letters(inspector.dead_letters.streams(), now_ms)
+        return sorted(
+            without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
+        )
 
     def _rights(self, streams: Sequence[StreamInfo], services: Sequence[ServiceInfo]) -> list[Finding]:
         client = self._inspector.client
@@ -80,12 +84,10 @@ class Doctor:
         return found
 
     def _short_locks(self, services: Sequence[ServiceInfo]) -> list[Finding]:
-        client, found = self._inspector.client, list[Finding]()
-        try:
-            reply = client.call("", "CONFIG", "GET", "cluster-node-timeout")
-        except (PermissionDenied, ServerError):
+        found: list[Finding] = []
+        timeout_ms = self._inspector.servers.failover_ms() if services else None
+        if timeout_ms is None:
             return []
-        timeout_ms = int(reply[1]) if len(reply) > 1 else 0
         for service in services:
             page = self._inspector.services.streams(service.name, is_waiting=False, limit=_MOST_LOCKS)
             found += short_locks(service.name, page.items, timeout_ms)

@@ -20,9 +20,7 @@ from penstock.sync.ops.servers import Servers
 from penstock.sync.ops.streams import Streams
 from penstock.sync.ops.tasks import TaskQueues
 from penstock.sync.ops.workers import Workers
-from penstock.sync.redis.client import StreamClient
-
-_MOST_QUEUES = 100  # task queues whose numbers are part of an overview
+from penstock.sync.redis.client import StreamClient, check_client
 
 
 class Inspector:
@@ -34,6 +32,7 @@ class Inspector:
     """
 
     def __init__(self, client: StreamClient, *, names_max_age_s: float = 0.0) -> None:
+        check_client(client)
         self.client = client
         self._owns_client = False
         self._catalogue = Catalogue(client, names_max_age_s)
@@ -78,7 +77,7 @@ class Inspector:
         servers = self.servers.all()
         at_ms = round((time.time() + (servers[0].clock_skew_s if servers else 0.0)) * 1000)
         queues = sorted({stream.owner for stream in streams if stream.kind is StreamKind.TASKS})
-        task_queues = [self.tasks.info(name) for name in queues[:_MOST_QUEUES]]
+        task_queues = self.tasks.all(queues)
         services = self.services.all()
         return Overview(at_ms, tuple(streams), totals, servers, tuple(task_queues), tuple(services), names)
 

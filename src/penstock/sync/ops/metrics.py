@@ -40,10 +40,12 @@ class InspectorCollector(Collector):
         """Yield the metrics; `penstock_up` is 0 while there are none, because Redis does not answer."""
         last, found = self._sampler.samples[-1:], self._sampler.overview
         is_up = bool(last) and not last[0].error and found is not None
-        yield GaugeMetricFamily("penstock_up", "Whether Redis answered when it was last sampled.", value=is_up)
+        yield GaugeMetricFamily("penstock_up", "1 if Redis answered at the last sample, else 0.", value=is_up)
         if found is None or not is_up:
             return
-        yield GaugeMetricFamily("penstock_sample_time_seconds", "When it was sampled.", value=found.at_ms / 1000)
+        yield GaugeMetricFamily(
+            "penstock_sample_time_seconds", "Unix time of the last sample.", value=found.at_ms / 1000
+        )
         yield from _stream_metrics(found.streams)
         yield from _group_metrics(found.streams, self._sampler.lags())
         yield from _queue_metrics(found.streams)
@@ -70,12 +72,13 @@ def _counters(name: str, text: str, labels: Sequence[str], rows: Rows, most: int
 
 
 def _bounded(rows: Rows, most: int, combine: Combine = sum) -> list[tuple[Sequence[str], float]]:
-    # Names are whatever somebody wrote: a label for each would be more than a Prometheus wants.
-    everything = list(rows)
-    if len(everything) <= most:
-        return everything
-    others = [OTHER] * len(everything[0][0])
-    return [*everything[:most], (others, combine(number for _, number in everything[most:]))]
+    # Names are whatever somebody wrote: a label for each would be more than a Prometheus wants, and names that are no
+    # text may look the same, of which it takes none but the first.
+    found: dict[tuple[str, ...], list[float]] = {}
+    for labels, number in rows:
+        shared = tuple(labels) if tuple(labels) in found or len(found) < most else (OTHER,) * len(labels)
+        found.setdefault(shared, []).append(number)
+    return [(list(labels), combine(numbers)) for labels, numbers in found.items()]
 
 
 def _stream_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
@@ -85,7 +88,7 @@ def _stream_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
         (([each.name, each.kind.value], each.length) for each in streams), MOST_STREAMS,
     )  # fmt: skip
     yield _counters(
-        "penstock_stream_added_total", "Entries that were ever added.", _STREAM,
+        "penstock_stream_added_total", "Entries added since the stream was created.", _STREAM,
         (([each.name], each.entries_added) for each in streams if each.entries_added is not None), MOST_STREAMS,
     )  # fmt: skip
     yield _gauges(
@@ -105,23 +108,33 @@ def _group_metrics(streams: Sequence[StreamInfo], lags: Sequence[GroupLag]) -> I
         rows = (([group.stream, group.name], number(group)) for stream in streams for group in stream.groups)
         return _gauges(name, text, _GROUP, rows, combine=combine)
 
-    yield of_lags("penstock_group_lag", "Entries that the group has not been handed.", lambda each: each.count)
-    yield of_lags("penstock_group_lag_is_exact", "0 = it is an upper bound.", lambda each: float(each.is_exact), min)
+    yield of_lags("penstock_group_lag", "Entries not yet delivered to the group.", lambda each: each.count)
+    yield of_lags(
+        "penstock_group_lag_is_exact",
+        "1 if the lag is exact, 0 if it is an upper bound.",
+        lambda each: float(each.is_exact),
+        min,
+    )
     yield of_lags(
         "penstock_group_oldest_unread_seconds", "Age of the oldest unread entry.", lambda each: each.age_s, max
     )
-    yield of_lags("penstock_group_in_per_second", "Entries added.", lambda each: each.in_per_s)
-    yield of_lags("penstock_group_out_per_second", "Entries handed out.", lambda each: each.out_per_s)
+    yield of_lags("penstock_group_in_per_second", "Entries added per second.", lambda each: each.in_per_s)
+    yield of_lags("penstock_group_out_per_second", "Entries delivered per second.", lambda each: each.out_per_s)
     yield of_lags(
-        "penstock_group_drain_seconds", "Time until nothing is unread; +Inf = never at these rates.", _drain_s, max
+        "penstock_group_drain_seconds",
+        "Estimated seconds until the group has caught up; +Inf = never at the current rates.",
+        _drain_s,
+        max,
     )
-    yield of_groups("penstock_group_pending", "Messages with consumers.", lambda each: each.pending)
-    yield of_groups("penstock_group_retries_waiting", "Failed messages that wait.", lambda each: each.retries_waiting)
+    yield of_groups("penstock_group_pending", "Messages held by consumers (pending).", lambda each: each.pending)
     yield of_groups(
-        "penstock_group_oldest_pending_idle_seconds", "Since the oldest pending message was renewed.",
+        "penstock_group_retries_waiting", "Failed messages waiting to be retried.", lambda each: each.retries_waiting
+    )
+    yield of_groups(
+        "penstock_group_oldest_pending_idle_seconds", "Seconds since the oldest pending message was renewed or due.",
         lambda each: each.oldest_pending_idle_ms / 1000, max,
     )  # fmt: skip
-    yield of_groups("penstock_group_consumers", "Consumers, dead ones included.", lambda each: each.consumers)
+    yield of_groups("penstock_group_consumers", "Consumers, including dead ones.", lambda each: each.consumers)
 
 
 def _drain_s(lag: GroupLag) -> float | None:
@@ -158,11 +171,11 @@ def _reader_metrics(positions: Sequence[ReaderPosition]) -> Iterable[Any]:
         ((labels, each.lag.count) for labels, each in labelled),
     )  # fmt: skip
     yield _gauges(
-        "penstock_reader_oldest_unread_seconds", "Age of the oldest entry that it has not committed.", _READER,
+        "penstock_reader_oldest_unread_seconds", "Age of the oldest entry that the reader has not committed.", _READER,
         ((labels, each.lag.age_s) for labels, each in labelled), combine=max,
     )  # fmt: skip
     yield _gauges(
-        "penstock_reader_position_time_seconds", "When the last entry that it has committed was added.", _READER,
+        "penstock_reader_position_time_seconds", "Unix time at which the last committed entry was added.", _READER,
         ((labels, ids.parse(each.position)[0] / 1000) for labels, each in labelled), combine=min,
     )  # fmt: skip
 
@@ -178,19 +191,19 @@ def _task_metrics(queues: Sequence[TaskQueueInfo], streams: Sequence[StreamInfo]
         (([stream, kind], number) for stream, queue in named for kind, number in _by_kind(queue.open_by_kind)),
     )  # fmt: skip
     yield _gauges(
-        "queue_pending_idle_max_seconds", "Longest time since a task in hand was renewed.", _STREAM,
+        "queue_pending_idle_max_seconds", "Longest time since the lease of a running task was renewed.", _STREAM,
         (([stream], queue.longest_idle_s) for stream, queue in named), MOST_QUEUES, max,
     )  # fmt: skip
     yield _counters(
-        "queue_ack_total", "Tasks that were done.", ["kind", "queue"],
+        "queue_ack_total", "Finished tasks.", ["kind", "queue"],
         (([kind, queue.name], number) for queue in queues for kind, number in _by_kind(queue.done_by_kind)),
     )  # fmt: skip
     yield _counters(
-        "queue_dead_total", "Tasks that were given up.", ["kind", "queue"],
+        "queue_dead_total", "Dead-lettered tasks.", ["kind", "queue"],
         (([kind, queue.name], number) for queue in queues for kind, number in _by_kind(queue.dead_by_kind)),
     )  # fmt: skip
     yield _counters(
-        "penstock_dead_tasks_trimmed_total", "Dead tasks that were removed beyond their limits.", ["queue"],
+        "penstock_dead_tasks_trimmed_total", "Dead tasks removed by dead_letter_limits.", ["queue"],
         (([queue.name], queue.dead_trimmed) for queue in queues), MOST_QUEUES,
     )  # fmt: skip
     states = ("queued", "running", "waiting", "scheduled", "dead")
@@ -217,18 +230,21 @@ def _service_metrics(found: Overview) -> Iterable[Any]:
         ),
     )  # fmt: skip
     yield _gauges(
-        "penstock_balancer_peers", "Consumers of a service that are alive.", ["service"],
+        "penstock_balancer_peers", "Live consumers of the service.", ["service"],
         (([each.name], sum(peer.alive_ms > 0 for peer in each.peers)) for each in services),
     )  # fmt: skip
 
 
 def _server_metrics(found: Overview) -> Iterable[Any]:
     numbers = {
-        "penstock_server_memory_bytes": ("Memory that the server uses.", "used_memory"),
-        "penstock_server_max_memory_bytes": ("Its limit; 0 = none.", "max_memory"),
+        "penstock_server_memory_bytes": ("Memory used by the server.", "used_memory"),
+        "penstock_server_max_memory_bytes": ("Memory limit of the server; 0 = no limit.", "max_memory"),
         "penstock_server_clients": ("Connections.", "clients"),
-        "penstock_server_replicas": ("Replicas that are connected.", "replicas"),
-        "penstock_server_clock_skew_seconds": ("How far its clock is ahead of the exporter's.", "clock_skew_s"),
+        "penstock_server_replicas": ("Connected replicas.", "replicas"),
+        "penstock_server_clock_skew_seconds": (
+            "Seconds by which the server's clock is ahead of the exporter's.",
+            "clock_skew_s",
+        ),
     }
     for name, (text, attribute) in numbers.items():
         rows = (([server.address], float(getattr(server, attribute))) for server in found.servers)

@@ -10,7 +10,8 @@ from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.number_checks import check_number
 from penstock.policy import Reason
-from penstock.redis.blocking import Command, Reply
+from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.sync.ops.batches import ask
@@ -134,7 +135,7 @@ class PendingMessages:
         """
         keys, target = self._catalogue.keys(stream), self._catalogue.keys(dead_letters).stream
         if target == keys.stream:
-            raise ConfigurationError(f"dead_letters={dead_letters!r} is the stream itself: name another one")
+            raise ConfigurationError(f"dead_letters={dead_letters!r} is the stream itself: name another stream")
         gone: list[str] = []
         for entry_id in map(checked_id, ids):
             with group_must_exist(stream, group):

@@ -43,7 +43,7 @@ class MessageQueues:
     def peek(
         self, queue: str, count: int = 10, *, source: str = "pending", key_separator: str = "::"
     ) -> list[MessageData]:
-        """Return the oldest messages of a state without taking them; of the completed and failed logs the newest.
+        """Return the oldest messages in a state without taking them; for the completed and failed logs, the newest.
 
         `source` is pending, processing, retrying, completed, failed or dead_letter.
         """
@@ -52,7 +52,7 @@ class MessageQueues:
         return self._administration(queue, key_separator).peek(count, source)
 
     def purge(self, queue: str, target: str = "pending", *, key_separator: str = "::") -> int:
-        """Delete what is pending, or the completed or failed log, or the dead letters; return how many."""
+        """Delete pending messages, the completed or failed log, or dead letters; return how many."""
         if not self._catalogue.look([queue]):
-            raise NotFound(f"there is no message queue {queue!r}")
+            raise NotFound(f"message queue {queue!r} does not exist; list queues with `penstock queue ls`")
         return self._administration(queue, key_separator).purge(target)

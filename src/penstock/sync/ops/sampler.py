@@ -11,6 +11,7 @@ from typing import Self
 
 from penstock.errors import NotFound, PenstockError
 from penstock.number_checks import check_number, check_seconds
+from penstock.ops.condition import StreamCondition, condition_of
 from penstock.runtime.threads import Flag, TaskGroup
 from penstock.sync.ops.groups import group_lag, reader_positions
 from penstock.sync.ops.inspector import Inspector
@@ -86,7 +87,7 @@ class Sampler:
             found = self._inspector.overview(self._match)
         except PenstockError as error:
             if not self._samples or not self._samples[-1].error:  # once for each outage
-                logger.warning("no sample could be taken: %s", error)
+                logger.warning("cannot take a sample: %s", error)
             sample = Sample(time.time_ns() // 1_000_000, Totals(), error=str(error))
         else:
             sample = self._record(found)
@@ -120,6 +121,14 @@ class Sampler:
         if self._overview is None:
             return []
         return [self._with_rates(group_lag(group)) for stream in self._overview.streams for group in stream.groups]
+
+    def conditions(self) -> list[tuple[StreamInfo, StreamCondition]]:
+        """Return the streams of the last sample, and how each of them does."""
+        streams = self._overview.streams if self._overview is not None else ()
+        by_stream: dict[str, list[GroupLag]] = {}
+        for lag in self.lags():
+            by_stream.setdefault(lag.stream, []).append(lag)
+        return [(stream, condition_of(stream, by_stream.get(stream.name, ()))) for stream in streams]
 
     def lag(self, stream: str, group: str) -> GroupLag:
         """Return the lag of one group; raise NotFound if the last sample has not seen it."""

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from dataclasses import replace
 
+from penstock import envelope
 from penstock.errors import PenstockError
-from penstock.redis.blocking import Connection, Reply
+from penstock.redis.blocking import Connection, Reply, connect
 from penstock.redis.capabilities import parse_info
+from penstock.redis.topology import Sentinels, directory_of
 from penstock.sync.ops.model import ServerInfo
 from penstock.sync.redis.client import StreamClient
 
@@ -23,6 +27,27 @@ class Servers:
     def all(self) -> tuple[ServerInfo, ...]:
         """Return the servers. What a user may not ask for is None."""
         return tuple([_server_info(connection) for connection in self._client.to_masters()])
+
+    def failover_ms(self) -> int | None:
+        """Return how long a master is silent before another takes its place; None = nobody says, or none does."""
+        if self._client.is_cluster:
+            [connection, *_] = self._client.to_masters()
+            [timeout] = connection.pipeline([("CONFIG", "GET", "cluster-node-timeout")])
+            return envelope.number(_setting(timeout))
+        sentinels = directory_of(self._client.settings)
+        if not isinstance(sentinels, Sentinels):
+            return None
+        for host in sentinels.settings.hosts:
+            with suppress(PenstockError):  # the next one may answer
+                connection = connect(replace(sentinels.settings, hosts=(host,)), host)
+                try:
+                    [told] = connection.pipeline([("SENTINEL", "MASTER", sentinels.name)])
+                finally:
+                    connection.abort()
+                found = {} if isinstance(told, PenstockError) else dict(zip(told[::2], told[1::2], strict=True))
+                if (silent_ms := envelope.number(found.get(b"down-after-milliseconds"))) is not None:
+                    return silent_ms
+        return None
 
 
 def _server_info(connection: Connection) -> ServerInfo:

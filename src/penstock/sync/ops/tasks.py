@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from penstock import envelope, ids
@@ -35,9 +37,13 @@ class TaskQueues:
         """Return the names of the task queues, sorted."""
         return sorted({queue_name(root) for root in self._catalogue.task_queues()})
 
-    def all(self) -> list[TaskQueueInfo]:
-        """Return the numbers of all task queues."""
-        return [self.info(name) for name in self.names()]
+    def all(self, names: Sequence[str] | None = None) -> list[TaskQueueInfo]:
+        """Return the numbers of all task queues, or of those with these names; one that is gone is left out."""
+        found: list[TaskQueueInfo] = []
+        for name in self.names() if names is None else names:
+            with suppress(NotFound):  # it was deleted since its name was read
+                found.append(self.info(name))
+        return found
 
     def info(self, queue: str) -> TaskQueueInfo:
         """Return the numbers of one queue; raise NotFound if there is none."""
@@ -86,17 +92,16 @@ class TaskQueues:
         if state not in {TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING}:
             raise ConfigurationError(f"state={state.value!r} must be queued, running, waiting, scheduled or done")
         first, _, after = cursor.partition(" ")
-        for lane in lanes:
-            if lane < first:
-                continue
+        read, found = self._queued if state is TaskState.QUEUED else self._in_hand, list[TaskInfo]()
+        for lane in lanes[bisect_left(lanes, first) :]:
+            if len(found) >= limit:
+                return Page(tuple(found), f"{lane} ")
             start = checked_id(after) if lane == first and after else ""
-            read = self._queued if state is TaskState.QUEUED else self._in_hand
-            found, further = read(queue, lane, state, limit, start)
-            chosen = tuple(task for task in found if kind in {None, task.kind})
-            if chosen or further:
-                following = lanes[lanes.index(lane) + 1 :]
-                return Page(chosen, f"{lane} {further}" if further else f"{following[0]} " if following else "")
-        return Page(())
+            of_lane, further = read(queue, lane, state, limit - len(found), start)
+            found += (task for task in of_lane if kind in {None, task.kind})
+            if further:
+                return Page(tuple(found), f"{lane} {further}")
+        return Page(tuple(found))
 
     def _queued(self, queue: str, lane: str, _: TaskState, limit: int, cursor: str) -> tuple[list[TaskInfo], str]:
         stream = self._keys(queue).tasks(suffix_of(lane)).stream
@@ -265,7 +270,7 @@ def lanes_of(client: StreamClient, keys: TaskKeys, queue: str) -> list[str]:
     """Return the names of the lanes of a queue, sorted; raise NotFound if there is no such queue."""
     names = sorted(envelope.text(name) for name in client.call(keys.lanes, "SMEMBERS", keys.lanes))
     if not names:
-        raise NotFound(f"there is no task queue {queue!r}; `penstock queue ls` shows the queues")
+        raise NotFound(f"task queue {queue!r} does not exist; list queues with `penstock queue ls`")
     return names
 
 

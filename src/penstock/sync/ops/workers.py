@@ -7,7 +7,7 @@ from penstock.errors import PenstockError
 from penstock.number_checks import check_number
 from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue
-from penstock.sync.ops.groups import DEAD_AFTER_MS, consumers_of, state_of
+from penstock.sync.ops.groups import consumers_of
 from penstock.sync.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
 from penstock.sync.redis.client import StreamClient
 
@@ -18,7 +18,7 @@ class Workers:
     def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
         self._client, self._catalogue = client, catalogue
 
-    def consumers(self, match: str = "*", *, dead_after_ms: int = DEAD_AFTER_MS) -> list[Consumer]:
+    def consumers(self, match: str = "*", *, dead_after_ms: int | None = None) -> list[Consumer]:
         """Return the consumers of all groups of the streams that a pattern matches.
 
         Groups with more than 2,000 consumers are left out: see Doctor, which finds them.
@@ -45,7 +45,7 @@ class Workers:
         match: str = "*",
         *,
         state: ConsumerState | None = None,
-        dead_after_ms: int = DEAD_AFTER_MS,
+        dead_after_ms: int | None = None,
         limit: int = 100,
         cursor: str = "",
     ) -> Page[WorkerInfo]:
@@ -54,15 +54,14 @@ class Workers:
         by_name: dict[str, list[Consumer]] = {}
         for consumer in self.consumers(match, dead_after_ms=dead_after_ms):
             by_name.setdefault(consumer.name, []).append(consumer)
-        found = [
-            _worker(name, consumers, dead_after_ms) for name, consumers in sorted(by_name.items()) if name > cursor
-        ]
+        found = [_worker(name, consumers) for name, consumers in sorted(by_name.items()) if name > cursor]
         chosen = [worker for worker in found if state in {None, worker.state}]
         return Page(tuple(chosen[:limit]), chosen[limit - 1].name if len(chosen) > limit else "")
 
 
-def _worker(name: str, consumers: list[Consumer], dead_after_ms: int) -> WorkerInfo:
+def _worker(name: str, consumers: list[Consumer]) -> WorkerInfo:
     idle_ms, pending = min(each.idle_ms for each in consumers), sum(each.pending for each in consumers)
-    state = state_of(pending, idle_ms, dead_after_ms)
+    alive = {each.state for each in consumers} - {ConsumerState.DEAD}
+    state = ConsumerState.DEAD if not alive else ConsumerState.ACTIVE if pending else ConsumerState.IDLE
     streams, groups = {each.stream for each in consumers}, {each.group for each in consumers}
     return WorkerInfo(name, state, tuple(sorted(streams)), tuple(sorted(groups)), pending, idle_ms)

@@ -48,7 +48,7 @@ class AbstractRedisGateway(ABC):
 
     @abstractmethod
     def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | MessageData | None:
-        """Take the next message, waiting for one some seconds; None = there was none.
+        """Take the next message, waiting some seconds for one; return None if there was none.
 
         What is taken stays in `to_queue` until it is settled. A ClaimedMessage is required of gateways with leases.
         """
@@ -57,15 +57,15 @@ class AbstractRedisGateway(ABC):
     def move_message(
         self, from_queue: str, to_queue: str, message: MessageData, *, lease_token: str | None = None
     ) -> bool:
-        """Move a message that was taken to a log; False, and nothing is done, if it belongs to somebody else by now."""
+        """Move a message that was taken to a log; return False, and do nothing, if another consumer has it now."""
 
     @abstractmethod
     def remove_message(self, queue: str, message: MessageData, *, lease_token: str | None = None) -> bool:
-        """Remove a message that was taken; False, and nothing is done, if it belongs to somebody else by now."""
+        """Remove a message that was taken; return False, and do nothing, if another consumer has it now."""
 
     @abstractmethod
     def renew_message_lease(self, queue: str, message: MessageData, lease_token: str) -> bool:
-        """Begin the lease anew; False, and nothing is done, if the message belongs to somebody else by now."""
+        """Renew the lease; return False, and do nothing, if another consumer has the message now."""
 
     @abstractmethod
     def trim_queue(self, queue: str, max_length: int) -> None:
@@ -83,7 +83,7 @@ class AbstractRedisGateway(ABC):
         max_length: int | None = None,
         error: BaseException | None = None,  # noqa: ARG002  for brokers whose logs have room for it
     ) -> bool:
-        """Move a message that was taken to a log and keep only the newest records of that."""
+        """Move a message that was taken to a log, and keep only the newest records of the log."""
         is_moved = self.move_message(from_queue, to_queue, message, lease_token=lease_token)
         if is_moved and max_length is not None:
             self.trim_queue(to_queue, max_length)
@@ -97,7 +97,7 @@ class AbstractRedisGateway(ABC):
         lease_token: str | None = None,
         error: BaseException | None = None,  # noqa: ARG002  for brokers that keep account of failures
     ) -> bool:
-        """Remove a message that was taken, whose handler failed, and which is not tried again.
+        """Remove a message whose handler failed and which is not retried.
 
         A broker that keeps deduplication keys should free its key, else its producer's next try is a duplicate.
         """
@@ -106,7 +106,7 @@ class AbstractRedisGateway(ABC):
     def note_failure(  # noqa: B027  a broker need not keep such a log
         self, to_queue: str, claimed: ClaimedMessage, error: BaseException, max_length: int | None
     ) -> None:
-        """Record in a log that an attempt failed, whatever becomes of the message."""
+        """Record a failed attempt in a log, regardless of what happens to the message."""
 
     def return_message(
         self,
@@ -118,7 +118,7 @@ class AbstractRedisGateway(ABC):
         delay_seconds: float = 0.0,  # noqa: ARG002  for brokers that know delays
         counts: bool = True,  # noqa: ARG002  for brokers that count attempts
     ) -> bool:
-        """Have a message that was taken handed out again, after the delay if the broker knows delays.
+        """Return a message that was taken to the queue, after the delay if the broker supports delays.
 
         `counts` tells that this was an attempt; else it was not the message's fault.
         """
@@ -133,7 +133,7 @@ class AbstractRedisGateway(ABC):
         reason: Reason = Reason.MAX_DELIVERIES,  # noqa: ARG002  for brokers whose dead letters have room for it
         error: BaseException | None = None,  # noqa: ARG002  likewise
     ) -> bool:
-        """Move a message that was taken to the dead letters; without such a queue it is removed."""
+        """Move a message that was taken to the dead letters; without a dead-letter queue, remove it."""
         if self.dead_letter_queue is None:
             return self.remove_message(from_queue, message, lease_token=lease_token)
         return self.move_message(from_queue, self.dead_letter_queue, message, lease_token=lease_token)
@@ -146,7 +146,7 @@ class AbstractRedisGateway(ABC):
         max_seconds: float,
         on_lost: Callable[[str], None],
     ) -> StopRenewal:
-        """Renew a lease every interval, and say when that fails; the function that is returned ends it."""
+        """Renew a lease every interval and report when that fails; return a function that stops it."""
         # Here, and not in the thread that renews leases: a gateway's methods belong to the caller's event loop.
         until_s, stopping, activities = time.monotonic() + max_seconds, Flag(), TaskGroup(lambda: None)
 
@@ -170,41 +170,41 @@ class AbstractRedisGateway(ABC):
     def _why_not_renewed(self, queue: str, claimed: ClaimedMessage, until_s: float) -> str:
         # Renew the lease; return why it could not be, or nothing.
         if time.monotonic() >= until_s:
-            return "the handler takes longer than max_processing_seconds: its lease is renewed no more"
+            return "the handler exceeded max_processing_seconds; its lease is no longer renewed"
         try:
             if self.renew_message_lease(queue, claimed.stored_message, claimed.lease_token):
                 return ""
         except Exception as error:
-            logger.warning("a lease of %s was not renewed: %s", queue, text_of(error))
-            return f"the renewal failed: {text_of(error)}"
-        return "the message belongs to another consumer by now"
+            logger.warning("cannot renew the lease of a message of queue %s: %s", queue, text_of(error))
+            return f"renewing the lease failed: {text_of(error)}"
+        return "lost the lease to another consumer"
 
     def close(self) -> None:  # noqa: B027  most brokers have nothing to give up
-        """Give up what was opened."""
+        """Close what was opened."""
 
     # --- what a queue asks; what is above answers it ------------------------------------------------
 
     def take(self, key: QueueKeys, is_stopped: Callable[[], bool]) -> Delivery | None:  # noqa: ARG002
-        """Take the next message of a queue; None = there was none."""
+        """Take the next message of a queue; return None if there was none."""
         found = self.wait_for_message_and_move(key.pending, key.processing)
         return None if found is None else GatewayDelivery(self, key, found)
 
     def is_interrupted(self) -> bool:
-        """Return whether nothing new should be begun."""
+        """Return whether to stop taking messages."""
         return False
 
     def listen(self, queue: str, sink: EventSink) -> None:  # noqa: B027  the queue tells of most events itself
-        """Tell a sink what happens in the broker to the messages of a queue."""
+        """Send the events of a queue's messages in the broker to a sink."""
 
     def hand_back(self) -> bool:
-        """Put back what nobody holds; False = some could not be."""
+        """Return messages that no consumer holds to the queue; return False if some could not be returned."""
         return True
 
     def administration(self, key: QueueKeys) -> Administration:  # noqa: ARG002
-        """Return what looks into a queue."""
+        """Return the administration of a queue."""
         raise ConfigurationTypeError(
-            f"stats(), peek(), purge() and redrive_dead_letters() look into Redis Streams: ask the broker behind "
-            f"{type(self).__name__} instead"
+            "stats(), peek(), purge() and redrive_dead_letters() work on Redis Streams only; use the tools of "
+            f"the broker behind {type(self).__name__}"
         )
 
 
@@ -226,19 +226,19 @@ class GatewayDelivery:
             self._check_token()
         if not isinstance(self.payload, str | bytes):
             raise GatewayContractError(
-                f"{self._name} returned a {type(self.payload).__name__}: return ClaimedMessage, str or bytes"
+                f"{self._name} returned a {type(self.payload).__name__}; it must return ClaimedMessage, str or bytes"
             )
 
     def _check_token(self) -> None:
         if self._claimed is None:
             raise GatewayContractError(
                 f"{self._name} has message_visibility_timeout_seconds but returned a plain "
-                f"{type(self.payload).__name__}: return ClaimedMessage(stored_message, lease_token)"
+                f"{type(self.payload).__name__}; it must return ClaimedMessage(stored_message, lease_token)"
             )
         if not self.token:
             raise GatewayContractError(
-                f"{self._name} has leases but returned a message without a lease_token: settling it could settle the "
-                f"message of another consumer"
+                f"{self._name} has leases but returned a message without a lease_token; without one, a consumer "
+                "could settle a message that another consumer holds"
             )
         if not isinstance(self.token, str):
             raise GatewayContractError(f"lease_token must be a str, not {type(self.token).__name__}")
@@ -246,7 +246,7 @@ class GatewayDelivery:
     def _checked(self, answer: object) -> bool:
         if not isinstance(answer, bool):
             raise GatewayContractError(
-                f"{self._name} must return True or False, not {answer!r}, when a message is settled"
+                f"{self._name} must return True or False when a message is settled, not {answer!r}"
             )
         return answer
 

@@ -84,8 +84,8 @@ class Administration:
     def purge(self, target: str) -> int:
         """Delete what is in a state for good; return how many."""
         if target not in _TARGETS:
-            what = "what is being processed cannot be purged; " if target == "processing" else ""
-            raise ConfigurationError(f"target={target!r}: {what}it must be one of {', '.join(_TARGETS)}")
+            what = "messages in processing cannot be purged; " if target == "processing" else ""
+            raise ConfigurationError(f"target={target!r}: {what}use one of {', '.join(_TARGETS)}")
         if target != "pending":
             log = self._logs[target]
             keys = [log, self._keys.operation(secrets.token_hex(8))]

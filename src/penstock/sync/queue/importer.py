@@ -40,7 +40,7 @@ def import_queue(
     is_dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ImportReport:
-    """Bring the messages, dead letters, logs and deduplication keys of a queue of redis-message-queue 5 over.
+    """Import the messages, dead letters, logs and deduplication keys of a queue of redis-message-queue 5.
 
     Guarantees: each message moves in one step, in its order, and keeps its id. It may be run again, or twice at the
     same time, and beside consumers of the old queue: a message under a lease stays until that has run out. What was
@@ -173,7 +173,7 @@ class _Importer:
                 self._count(**{kind: moved})
 
     def _dead_letter(self, message: StoredMessage, source: str) -> Args:
-        text = f"imported from the dead letters of redis-message-queue in {source!r}, which kept only the payload"
+        text = f"imported from the dead letters of redis-message-queue in {source!r}, which keep only the payload"
         record = dead_letter_record.record(
             [], self._keys.stream, _NO_ENTRY, GROUP, "", Reason.MAX_DELIVERIES, None, 0, 0, error_text=text
         )
@@ -203,8 +203,8 @@ class _Importer:
             found = self._type(key)
             if found not in ("none", "list"):
                 raise ConfigurationError(
-                    f"{key!r} is a {found} and not a list: {self._old.name!r} is no queue of redis-message-queue; "
-                    f"check its name and key_separator"
+                    f"{key!r} is a {found}, not a list, so {self._old.name!r} is not a queue of "
+                    "redis-message-queue; check its name and key_separator"
                 )
 
     def _type(self, key: str) -> str:

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError, GatewayContractError, QueueDrained
-from penstock.events import Event, EventName, EventSink, tell
+from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_number, check_seconds
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
-from penstock.queue.model import Message, MessageData, QueueStats, canonical, checked_key, content_key
+from penstock.queue.model import GROUP, Message, MessageData, QueueStats, canonical, checked_key, content_key
 from penstock.queue.options import (
     UNSET,
     DedupKey,
@@ -81,7 +81,7 @@ class RedisMessageQueue:
     ) -> None:
         self.key = QueueKeys.of(name, key_separator)
         check_sink(on_event)
-        self._on_event, self._interrupt = on_event, check_interrupt(interrupt)
+        self._emit, self._interrupt = Emitter(on_event, self.key.name, GROUP), check_interrupt(interrupt)
         make_key = checked_key_maker(deduplication, get_deduplication_key, is_async=IS_ASYNC)
         completed = checked_log_length("completed", enable_completed_queue, max_completed_length)
         failed = checked_log_length("failed", enable_failed_queue, max_failed_length)
@@ -98,7 +98,7 @@ class RedisMessageQueue:
         }
         given = {option: value for option, value in of_gateway.items() if value is not UNSET}
         if (client is None) == (gateway is None):
-            raise ConfigurationError("pass exactly one of client (of redis-py, or a StreamClient) and gateway")
+            raise ConfigurationError("pass exactly one of client (a redis-py client or a StreamClient) and gateway")
         self._is_draining, self._in_hand, self._fewer_in_hand = False, set[Processing](), Flag()
         self._gateway = self._made(client, given) if gateway is None else self._checked(gateway, given)
         self._bind(self._gateway)
@@ -118,7 +118,7 @@ class RedisMessageQueue:
             message_visibility_timeout_seconds=lease_s,
             max_delivery_count=most,
             dead_letter_queue=self.key.dead_letter,
-            on_event=self._on_event,
+            on_event=self._emit.sink,
             **given,
         )
         gateway.stop_when(lambda: self._is_draining)
@@ -130,7 +130,9 @@ class RedisMessageQueue:
             given.pop("interrupt", None)  # the queue asks it itself
         for option in given:
             own = "message_visibility_timeout_seconds" if option.startswith("visibility") else option
-            raise ConfigurationError(f"{option} belongs to the gateway: pass {own} to it, not to the queue")
+            raise ConfigurationError(
+                f"{option} is an option of the gateway: pass {own} to the gateway, not to the queue"
+            )
         if gateway.message_visibility_timeout_seconds is not None:
             check_seconds("message_visibility_timeout_seconds", gateway.message_visibility_timeout_seconds)
         return gateway
@@ -146,21 +148,24 @@ class RedisMessageQueue:
             bound = gateway.__dict__.setdefault("_penstock_queue", key.pending)
         if bound != key.pending:
             raise ConfigurationError(
-                f"this gateway has the dead letters of queue {bound!r}: make another gateway for queue {key.pending!r}"
+                f"this gateway stores the dead letters of queue {bound!r}: create another gateway for queue "
+                f"{key.pending!r}"
             )
-        if self._on_event is not None:
-            gateway.listen(key.pending, self._on_event)
+        if self._emit.sink is not None:
+            gateway.listen(key.pending, self._emit.sink)
 
     # --- messages -----------------------------------------------------------------------------------
 
     def publish(self, message: Message) -> bool:
-        """Add a message; False = one with the same deduplication key was published within the window.
+        """Add a message; return False if one with the same deduplication key was published within the window.
 
         Raises: EncodeError, PayloadTooLarge, QueueFull, QueueDrained, PublishUnknown, or what Redis says beyond the
         retry budget.
         """
         if self._is_draining:
-            raise QueueDrained(f"queue {self.key.name!r} was drained: it takes no more messages; make a new one")
+            raise QueueDrained(
+                f"queue {self.key.name!r} was drained and accepts no more messages; create a new RedisMessageQueue"
+            )
         text = canonical(message, self._payload)
         make_key = self._options.make_key
         if make_key is None:
@@ -184,7 +189,7 @@ class RedisMessageQueue:
         return is_new
 
     def process_message(self) -> Processing:
-        """Return the context in which the next message is processed; it is None when none came in time."""
+        """Return a context manager that yields the next message, or None if none arrived in time."""
         return Processing(
             self._gateway, self.key, self._options, self._is_stopped, self._in_hand.add, self._let_go, self._emit
         )
@@ -202,7 +207,7 @@ class RedisMessageQueue:
     # --- administration -----------------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
-        """Return how many messages are in which state."""
+        """Return the number of messages in each state."""
         found = self._gateway.administration(self.key).stats()
         return replace(
             found,
@@ -211,7 +216,7 @@ class RedisMessageQueue:
         )
 
     def peek(self, count: int = 1, *, source: str = "pending") -> list[MessageData]:
-        """Return the oldest messages of a state without taking them; of the completed and failed logs the newest.
+        """Return the oldest messages in a state without taking them; for the completed and failed logs, the newest.
 
         `source` is pending, processing, retrying, completed, failed or dead_letter.
         """
@@ -219,13 +224,13 @@ class RedisMessageQueue:
         return self._gateway.administration(self.key).peek(count, source)
 
     def redrive_dead_letters(self, max_messages: int | None = None) -> int:
-        """Put dead letters back into the queue, the oldest first; return how many."""
+        """Return dead letters to the queue, oldest first; return how many."""
         if max_messages is not None:
             check_number("max_messages", max_messages)
         return len(self._gateway.administration(self.key).redrive(max_messages))
 
     def purge(self, *, target: str) -> int:
-        """Delete what is pending, or the completed or failed log, or the dead letters; return how many.
+        """Delete pending messages, the completed or failed log, or dead letters; return how many.
 
         What is being processed stays. The deduplication keys of purged messages are free again.
         """
@@ -239,7 +244,7 @@ class RedisMessageQueue:
         return self._is_draining
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Take no more messages in or out, and wait for those that other tasks or threads process.
+        """Stop publishing and processing, and wait for messages that other tasks or threads are processing.
 
         Returns True when nothing is left in hand and nothing in doubt; then the process may end without anybody waiting
         for a lease to run out. Called inside process_message() it waits for the others only.
@@ -257,20 +262,16 @@ class RedisMessageQueue:
         return is_complete
 
     def close(self) -> None:
-        """Give up the connections that the queue opened, and hand back what is in doubt; the client stays open."""
+        """Close the queue's connections and return messages of uncertain state; the client stays open."""
         self._gateway.close()
-
-    def _emit(self, name: EventName, **fields: object) -> None:
-        if self._on_event is not None:
-            tell(self._on_event, Event(name, self.key.name, "queue", fields))
 
 
 def _check_half(gateway: object) -> None:
     if not isinstance(gateway, AbstractRedisGateway):
         if any(base.__name__ == AbstractRedisGateway.__name__ for base in type(gateway).__mro__):
-            there = "penstock.sync" if IS_ASYNC else "penstock"
-            raise ConfigurationTypeError(f"gateway is of the other half: pass it to the queue of {there}")
+            kind, there = ("synchronous", "penstock.sync") if IS_ASYNC else ("asynchronous", "penstock")
+            raise ConfigurationTypeError(f"gateway is {kind}; use {there}.RedisMessageQueue")
         raise ConfigurationTypeError(
-            f"gateway must be a RedisGateway or derive from AbstractRedisGateway, not {type(gateway).__name__}; "
-            f"a client of redis-py goes into client="
+            "gateway must be a RedisGateway or a subclass of AbstractRedisGateway, not "
+            f"{type(gateway).__name__}; pass a redis-py client as client="
         )

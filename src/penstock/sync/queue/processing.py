@@ -98,7 +98,11 @@ class Processing:
         try:
             self._retry(delivery, 0.0, counts=False)
         except Exception:
-            logger.exception("%s of %s was not handed back: its lease must run out", delivery.id, self._key.name)
+            logger.exception(
+                "message %s of queue %s could not be returned; it is delivered again when its lease expires",
+                delivery.id,
+                self._key.name,
+            )
         finally:
             self._delivery = None
             self._left(self)
@@ -116,7 +120,7 @@ class Processing:
     def _lose(self, reason: str) -> None:
         if self._is_ending:
             return
-        logger.warning("%s of %s: %s", self.message_id, self._key.name, reason)
+        logger.warning("message %s of queue %s: %s", self.message_id, self._key.name, reason)
         self._emit(EventName.RENEWAL_FAILED, id=self.message_id, reason=reason)
         if self._options.on_heartbeat_failure is not None:
             call_back(self._options.on_heartbeat_failure, "on_heartbeat_failure")
@@ -160,7 +164,9 @@ class Processing:
         try:
             self._fail(delivery, error, is_innocent)
         except Exception:
-            logger.exception("%s of %s could not be settled after its failure", delivery.id, self._key.name)
+            logger.exception(
+                "message %s of queue %s could not be settled after its handler failed", delivery.id, self._key.name
+            )
 
     def _fail(self, delivery: Delivery, error: BaseException, is_innocent: bool) -> None:
         has_one_chance = self._gateway.is_at_most_once
@@ -191,7 +197,7 @@ class Processing:
         if not is_done:
             self.lease_lost = True
             logger.warning(
-                "%s of %s was not %s: its lease had run out, and it belongs to another consumer by now",
+                "message %s of queue %s was not %s: its lease expired and another consumer has it",
                 self.message_id, self._key.name, what,
             )  # fmt: skip
             self._emit(EventName.STALE, id=self.message_id, what=what)

@@ -11,10 +11,12 @@ from contextlib import suppress
 from typing import Any, Self
 
 from penstock.dead_letter_limits import DeadLetterLimits
+from penstock.encode_errors import type_name
 from penstock.errors import (
     ClientClosed,
     CommandTimeout,
     ConfigurationError,
+    ConfigurationTypeError,
     ConnectionFailed,
     ConnectionLost,
     PenstockError,
@@ -26,15 +28,16 @@ from penstock.errors import (
 from penstock.keys import StreamKeys
 from penstock.protection import Protection
 from penstock.redis.address import Address, parse_url
-from penstock.redis.blocking import Command, Connection, Reply
+from penstock.redis.blocking import Connection, Reply
 from penstock.redis.capabilities import MINIMUM, PROBED, Capabilities, describe, known_commands, parse_info
 from penstock.redis.embedded import EmbeddedServer
-from penstock.redis.master_watch import watch_of
+from penstock.redis.master_watch import MasterReplaced, watch_of
+from penstock.redis.packing import Command
 from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls, settings_of
 from penstock.redis.translate import Redirected, ScriptMissing
-from penstock.runtime.threads import Flag, at_end, call_in_loop, connection_scope, is_alive, pause
+from penstock.runtime.threads import IS_ASYNC, Flag, at_end, call_in_loop, connection_scope, is_alive, pause
 from penstock.sync.redis.dead_letter_retention import DeadLetterRetention
 from penstock.sync.redis.loop_connections import LoopConnections
 
@@ -44,7 +47,7 @@ _SHORT_REST_S = 0.05
 
 
 class StreamClient:
-    """A way to one Redis, Valkey, cluster or Sentinel group.
+    """A client for one Redis or Valkey server, cluster or Sentinel group.
 
     Connects when it is first used. Connections belong to the event loop in which they were opened, so that one client
     may serve several loops one after the other. Whoever made the client closes it; producers and consumers never do.
@@ -96,8 +99,8 @@ class StreamClient:
         self.dead_letter_retention = DeadLetterRetention(self, DeadLetterLimits.of(limits))
         self._server: EmbeddedServer | None = None
         self._watch = watch_of(settings)
-        self._lanes: dict[object, LoopConnections] = {}
-        self._making_lane = threading.Lock()
+        self._by_loop: dict[object, LoopConnections] = {}
+        self._making = threading.Lock()
         self._chance = random.Random()
         self._is_closed = False
         self._capabilities: Capabilities | None = None
@@ -112,7 +115,7 @@ class StreamClient:
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
-        """Make a client from a URL: redis, rediss, unix, redis+cluster, rediss+cluster, redis+sentinel or embedded.
+        """Create a client from a URL: redis, rediss, unix, redis+cluster, rediss+cluster, redis+sentinel or embedded.
 
         Options are those of the constructor; they win over what the URL says.
         """
@@ -137,7 +140,7 @@ class StreamClient:
         prefix: str = "",
         **options: Any,
     ) -> Self:
-        """Make a client for a Redis Cluster from some of its nodes, each a mapping with `host` and `port`."""
+        """Create a client for a Redis Cluster from some of its nodes, each a mapping with `host` and `port`."""
         hosts = checked_hosts("startup_nodes", startup_nodes)
         address = Address(kind="cluster", hosts=hosts, username=username, password=password)
         return cls._from_address(address, {**options, "prefix": prefix})
@@ -146,15 +149,15 @@ class StreamClient:
     def from_sentinel(
         cls, sentinels: Sequence[Mapping[str, Any] | tuple[str, int]], service_name: str, **options: Any
     ) -> Self:
-        """Make a client for the master that the Sentinels name for a service."""
+        """Create a client for the master that the Sentinels report for a service."""
         hosts = checked_hosts("sentinels", sentinels)
         if not service_name:
-            raise ConfigurationError("service_name must be the name under which the Sentinels know the master")
+            raise ConfigurationError("service_name must be the name of the master that the Sentinels monitor")
         return cls._from_address(Address(kind="sentinel", hosts=hosts, service_name=service_name), options)
 
     @classmethod
     def embedded(cls, directory: str | None = None, prefix: str = "", **options: Any) -> Self:
-        """Start a real server of its own, on a unix socket, and make a client for it; close() stops the server.
+        """Start a private server on a unix socket and create a client for it; close() stops the server.
 
         With a directory the data is kept there between runs.
         """
@@ -183,20 +186,20 @@ class StreamClient:
         """Close the connections of this client, and stop the embedded server if it has one."""
         self._is_closed = True
         scope = connection_scope()
-        for owner, lane in list(self._lanes.items()):
+        for owner, connections in list(self._by_loop.items()):
             if owner is scope:
-                del self._lanes[owner]
-                lane.end()
+                del self._by_loop[owner]
+                connections.end()
             else:
-                call_in_loop(owner, lane.abort)  # another thread's; the rest is closed when its event loop ends
+                call_in_loop(owner, connections.abort)  # another thread's; the rest is closed when its event loop ends
         if self._server is not None:
             self._server.stop()
 
     def abandon(self) -> None:
-        """Break all connections off, from anywhere and without waiting: for a client that nobody can close any more."""
+        """Drop all connections without waiting, from any thread: for a client that can no longer be closed."""
         self._is_closed = True
-        for owner, lane in list(self._lanes.items()):
-            call_in_loop(owner, lane.abort)
+        for owner, connections in list(self._by_loop.items()):
+            call_in_loop(owner, connections.abort)
 
     def __repr__(self) -> str:
         """Show where the client leads, without secrets."""
@@ -215,51 +218,55 @@ class StreamClient:
 
     # --- commands -----------------------------------------------------------------------------------
 
-    def _lane(self) -> LoopConnections:
+    def _connections(self) -> LoopConnections:
         if self._is_closed:
-            raise ClientClosed(f"{self!r} is closed; make a new client")
+            raise ClientClosed(f"{self!r} is closed; create a new client")
         scope = connection_scope()
-        lane = self._lanes.get(scope)
-        if lane is None or lane.is_closed:
+        connections = self._by_loop.get(scope)
+        if connections is None or connections.is_closed:
             made = LoopConnections(self.settings)
-            with self._making_lane:
-                for owner in [owner for owner, lane in self._lanes.items() if lane.is_closed or not is_alive(owner)]:
-                    del self._lanes[owner]
-                lane = self._lanes.setdefault(scope, made)
-            if lane is made:
-                lane.end = at_end(lane.close)
-        return lane
+            with self._making:
+                for owner in [
+                    owner
+                    for owner, connections in self._by_loop.items()
+                    if connections.is_closed or not is_alive(owner)
+                ]:
+                    del self._by_loop[owner]
+                connections = self._by_loop.setdefault(scope, made)
+            if connections is made:
+                connections.end = at_end(connections.close)
+        return connections
 
     def connection(self, key: str, asked: Host | None = None) -> Connection:
         """Return the shared connection to the server of the key, or to the one that a cluster said to ask."""
-        lane = self._lane()
-        return lane.to(asked or lane.locator.locate(key))
+        connections = self._connections()
+        return connections.to(asked or connections.locator.locate(key))
 
     def ready(self) -> Connection | None:
         """Return the shared connection if it is open and there is only one server it could lead to."""
-        settings, lane = self.settings, self._lanes.get(connection_scope())
-        if lane is None or self._is_closed or settings.kind not in ("single", "unix"):
+        settings, connections = self.settings, self._by_loop.get(connection_scope())
+        if connections is None or self._is_closed or settings.kind not in ("single", "unix"):
             return None
-        connection = lane.shared.get(settings.hosts[0] if settings.hosts else ("", 0))
+        connection = connections.shared.get(settings.hosts[0] if settings.hosts else ("", 0))
         return connection if connection is not None and connection.is_open else None
 
     def to_masters(self) -> list[Connection]:
         """Return the shared connections to all servers that serve keys."""
-        lane = self._lane()
-        return [lane.to(host) for host in lane.locator.masters()]
+        connections = self._connections()
+        return [connections.to(host) for host in connections.locator.masters()]
 
     def masters(self) -> list[Host]:
         """Return host and port of all servers that serve keys."""
-        return (self._lane()).locator.masters()
+        return (self._connections()).locator.masters()
 
     def dedicated(self, key: str, asked: Host | None = None) -> Connection:
         """Open a connection as above for the caller alone; it is closed with the client at the latest."""
-        lane = self._lane()
-        return lane.open(asked or lane.locator.locate(key))
+        connections = self._connections()
+        return connections.open(asked or connections.locator.locate(key))
 
     def refresh(self) -> None:
         """Look up again which server serves which key."""
-        (self._lane()).locator.refresh()
+        (self._connections()).locator.refresh()
 
     def rest(self, seconds: float) -> None:
         """Wait before a retry, but not longer than until another server becomes a master."""
@@ -267,7 +274,7 @@ class StreamClient:
             pause(seconds)
             return
         has_changed = Flag()
-        with self._watch.telling(has_changed.set_from_outside) as has_just_changed:
+        with self._watch.notifying(has_changed.set_from_outside) as has_just_changed:
             has_changed.wait(min(seconds, _SHORT_REST_S) if has_just_changed else seconds)
 
     def call(self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True) -> Reply:
@@ -320,24 +327,25 @@ class StreamClient:
         # An error reply passes with time, a broken connection is tried a few times, an absent or mute server is told at
         # once. One that broke while it was being greeted is a broken one.
         has_broken = isinstance(error.__cause__, ConnectionLost) and not isinstance(error.__cause__, CommandTimeout)
-        if isinstance(error, ConnectionFailed) and connection is None and not has_broken:
+        is_absent = isinstance(error, ConnectionFailed) and not isinstance(error, MasterReplaced)
+        if is_absent and connection is None and not has_broken:
             return True
         is_reply = not isinstance(error, ConnectionFailed | ConnectionLost)
         return time.monotonic() > busy_until if is_reply else failures >= _TRIES
 
     def leave(self, connection: Connection | None, error: PenstockError) -> None:
-        """Take leave of a server after an error that says that another one may serve the key by now."""
+        """Drop the connection to a server after an error which means that another one may serve the key."""
         if isinstance(error, ReadOnlyServer) and connection is not None:
             connection.abort()  # it was made a replica and hangs up on nobody: its name may lead elsewhere already
         if isinstance(error, Redirected) and error.moved_to is not None:
-            (self._lane()).locator.move(error.slot, error.moved_to)
+            (self._connections()).locator.move(error.slot, error.moved_to)
             return
         is_moved = isinstance(error, Redirected) and error.asked is None
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             self.refresh()
 
     def kill_abandoned(self, key: str, connection: Connection | None) -> None:
-        """Have the server close a connection that was given up here: what it sent last may be on its way still.
+        """Make the server close an abandoned connection, whose last command may still be in transit.
 
         Best effort: where it is forbidden, or Redis is away, the lease of what was handed out to nobody must run out.
         """
@@ -348,7 +356,7 @@ class StreamClient:
                 self.call(key, "CLIENT", "KILL", "ID", connection.client_id)
 
     def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
-        """Make the scripts known to the server behind a connection."""
+        """Load the scripts into the server of a connection."""
         for reply in connection.pipeline([("SCRIPT", "LOAD", wanted.source) for wanted in scripts]):
             if isinstance(reply, PenstockError):
                 raise reply
@@ -360,7 +368,7 @@ class StreamClient:
         return bool(self.call("", "PING") == b"PONG")
 
     def capabilities(self) -> Capabilities:
-        """Ask the server, once, what it can do; raise UnsupportedServer when it is too old."""
+        """Return the server's capabilities, queried once; raise UnsupportedServer if it is too old."""
         if self._capabilities is None:
             names = (MINIMUM, *PROBED)
             told = self._if_allowed("COMMAND", "INFO", *names)
@@ -373,7 +381,7 @@ class StreamClient:
                 config |= {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
             found = describe(info, commands, config)
             if MINIMUM not in commands:
-                raise UnsupportedServer(f"{found.product} {found.version} is too old: 6.2 or newer is needed")
+                raise UnsupportedServer(f"{found.product} {found.version} is not supported: use 6.2 or newer")
             self._capabilities = found
         return self._capabilities
 
@@ -382,3 +390,12 @@ class StreamClient:
             return self.call("", *command)
         except (PermissionDenied, ServerError):
             return None  # forbidden, or renamed, on many managed servers
+
+
+def check_client(client: object) -> None:
+    """Raise ConfigurationError unless this is a StreamClient of this half."""
+    if not isinstance(client, StreamClient):
+        half = "penstock" if IS_ASYNC else "penstock.sync"
+        raise ConfigurationTypeError(
+            f"client must be a StreamClient of {half}, not {type_name(client)}: use StreamClient.from_url(...)"
+        )

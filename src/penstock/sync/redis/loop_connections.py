@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 
 from penstock.errors import ClientClosed, ConnectionFailed, ConnectionLost
-from penstock.redis.blocking import Command, Connection
+from penstock.redis.blocking import Connection
 from penstock.redis.blocking_locator import Locator
+from penstock.redis.packing import Command
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.runtime.threads import Lock, pause
 
@@ -66,7 +67,9 @@ class LoopConnections:
             is_late = self.is_closed
         if is_late:
             self.close()
-            raise ClientClosed(f"the client to Redis at {self._settings.where} was closed meanwhile; make a new client")
+            raise ClientClosed(
+                f"the client for Redis at {self._settings.where} was closed during this call; create a new client"
+            )
         return connection
 
     def _wait_for_room(self) -> None:
@@ -74,8 +77,8 @@ class LoopConnections:
         while sum(connection.is_open for connection in self._opened) >= most:
             if time.monotonic() >= deadline:
                 raise ConnectionFailed(
-                    f"all max_connections={most} connections of this client to Redis at {self._settings.where} are in "
-                    f"use, and none became free within {self._settings.pool_timeout_s} s; raise max_connections"
+                    f"all max_connections={most} connections to Redis at {self._settings.where} are in use, and "
+                    f"none became free within {self._settings.pool_timeout_s} s; raise max_connections"
                 )
             pause(0.02)
 

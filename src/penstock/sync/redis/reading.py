@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from penstock import ids
 from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError
-from penstock.redis.blocking import Command, Connection, Reply
+from penstock.redis.blocking import Connection, Reply
+from penstock.redis.packing import Command
 from penstock.sync.redis.client import StreamClient
 
 Question: TypeAlias = tuple[str, Command]  # the key that decides which server is asked, and a command that only reads

@@ -41,7 +41,7 @@ class Subscription:
             self._pubsub = self._driver.pubsub(ignore_subscribe_messages=False)
             self._pubsub.psubscribe(*self._patterns)
             if self._watch is not None:
-                self._watch.tie(self._host, self)
+                self._watch.abort_when_replaced(self._host, self)
             for _ in self._patterns:
                 self._pubsub.get_message(timeout=5.0)  # the server has confirmed: nothing from now on is missed
         except Exception as error:

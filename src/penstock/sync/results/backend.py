@@ -24,7 +24,7 @@ Form = Literal["auto", "rows", "arrow"]
 
 @runtime_checkable
 class ResultBackend(Protocol):
-    """Keeps one result per task id: the first valid one, which nobody overwrites.
+    """Stores one result per task id: the first valid one, which is never overwritten.
 
     A plug-in may have a class method `from_settings(settings)`, which gets the table `[result_backend]` as
     `penstock.settings.ResultBackendSettings`; without it, the class is called with the keys of its own sub-table.
@@ -34,22 +34,22 @@ class ResultBackend(Protocol):
     """
 
     def save(self, result: Result) -> bool:
-        """Store the result and return True; return False if an earlier, different one is there, which stays.
+        """Store the result and return True; return False if an earlier, different one exists, which stays.
 
         When it returns, the result survives a crash. Saving an identical result again returns True.
         """
 
     def save_many(self, results: Sequence[Result]) -> list[bool]:
-        """Store many results at the price of few; return for each what save() would."""
+        """Store many results together; return for each what save() would."""
 
     def get(self, task_id: str) -> Result | None:
         """Return the result of the task, or None if there is none."""
 
     def iter(self, kind: str | None = None) -> Iterator[Result]:
-        """Yield the results, or those of one kind, the oldest day first, without holding all of them in memory."""
+        """Yield the results, or those of one kind, oldest day first, without keeping all of them in memory."""
 
     def close(self) -> None:
-        """Let go of connections and threads; may be called twice."""
+        """Close connections and threads; may be called twice."""
 
 
 class Backend(ABC):
@@ -67,8 +67,9 @@ class Backend(ABC):
         table, key = cls._needs
         if key not in settings.options:
             raise ConfigurationError(
-                f"the result back-end {table} needs a {key}: set PENSTOCK__RESULT_BACKEND__{table.upper()}__"
-                f"{key.upper()}, or {key} or {key}_file under [result_backend.{table}]"
+                f"the result back-end {table} needs {key}: set "
+                f"PENSTOCK__RESULT_BACKEND__{table.upper()}__{key.upper()}, or {key} or {key}_file in "
+                f"[result_backend.{table}]"
             )
         return make(**settings.options)
 
@@ -82,7 +83,7 @@ class Backend(ABC):
         self.close()
 
     def save(self, result: Result) -> bool:
-        """Store the result and return True; return False if an earlier, different one is there, which stays."""
+        """Store the result and return True; return False if an earlier, different one exists, which stays."""
         return (self.save_many([result]))[0]
 
     def save_many(self, results: Sequence[Result]) -> list[bool]:
@@ -113,7 +114,7 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of connections and threads; may be called twice."""
+        """Close connections and threads; may be called twice."""
 
     @contextmanager
     def translated(self, what: str) -> Iterator[None]:
@@ -161,7 +162,7 @@ def _row(result: Result) -> dict[str, Any]:
 
 def _arrow(is_required: bool) -> Any:
     try:
-        return require("pyarrow", "spark", "a table of Arrow")
+        return require("pyarrow", "spark", "an Arrow table")
     except ConfigurationError:
         if is_required:
             raise

@@ -23,7 +23,7 @@ _PROBE = "penstock-create-only"
 
 
 class S3Backend(Backend):
-    """Keeps each result in an object that is created and never written over.
+    """Stores each result in an object that is created and never overwritten.
 
     `url` is `s3://bucket/prefix` (or what else obstore takes); `store_options` go to obstore: `endpoint`, `region`,
     `access_key_id`, `secret_access_key`, `client_options`, `retry_config` and others. A request that takes longer than
@@ -40,7 +40,7 @@ class S3Backend(Backend):
 
     def __init__(self, url: str, *, timeout_s: float = 30.0, **store_options: Any) -> None:
         if "://" not in str(url):
-            raise ConfigurationError("url must be a text such as s3://bucket/prefix")
+            raise ConfigurationError("url must be a string such as s3://bucket/prefix")
         check_number("timeout_s", timeout_s, is_whole=False)
         self._obstore = require("obstore", "s3", "S3Backend")
         known = self._obstore.exceptions
@@ -73,8 +73,8 @@ class S3Backend(Backend):
             except self._obstore.exceptions.AlreadyExistsError:
                 return
         raise BackendRefused(
-            f"{self.where} ignores create-only puts (If-None-Match: *), so a late result would write over the first "
-            f"one: use a store that knows them, as Amazon S3 does"
+            f"{self.where} ignores create-only puts (If-None-Match: *), so a late result could overwrite the "
+            "first one: use a store that supports them, such as Amazon S3"
         )
 
     def _save_one(self, entry: StoredResult) -> tuple[str, bytes]:
@@ -96,7 +96,7 @@ class S3Backend(Backend):
             if found is not None:
                 return found.raw
             mode = "create" if version is None else {"e_tag": version}
-        raise BackendUnavailable(f"{_path(task_id)} in {self.where} comes and goes, or changes all the time")
+        raise BackendUnavailable(f"{_path(task_id)} in {self.where} keeps changing while it is written")
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class S3Backend(Backend):
         return found
 
     def chunks(self, folder: str, takes: Callable[[str], bool] = lambda _: True) -> Generator[Chunk, None, None]:
-        """Yield the results of a folder, some at a time, of the objects that are taken by their paths."""
+        """Yield the results of a folder in chunks, for objects whose paths `takes` accepts."""
         listing = self._obstore.list(self._store, folder, chunk_size=_CHUNK)
         while (listed := next(listing, None)) is not None:
             paths = [item["path"] for item in listed if takes(item["path"])]
@@ -142,7 +142,7 @@ class S3Backend(Backend):
         try:
             check_id("task_id", task_id)
         except ConfigurationError:
-            log.warning("%s in %s is no result, and is skipped", path, self.where)
+            log.warning("skipped %s in %s, which is not a result", path, self.where)
             return None
         found, _version = self._read(task_id)
         if found is None:

@@ -18,6 +18,7 @@ from penstock.delivery.leases import StreamLeases
 from penstock.errors import ConfigurationError, ConsumerNameTaken, GroupLost, TransientError
 from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import StreamKeys, check_dead_letters
+from penstock.logs import OutageLog
 from penstock.model import ConsumerMetrics, PassReport, StreamMessage
 from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Flag, TaskGroup, Threads, call_in_loop, connection_scope, shielded
@@ -34,8 +35,9 @@ from penstock.sync.delivery.in_flight import InFlight
 from penstock.sync.delivery.janitor import Janitor
 from penstock.sync.delivery.reader import MessageReader
 from penstock.sync.delivery.recovery import Recovery
-from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.client import StreamClient, check_client
 from penstock.sync.streams.workers import DeliveryWorkers
+from penstock.type_checks import check_type
 
 logger = logging.getLogger("penstock.sync.streams")
 _MESSAGE_WORKERS = 16
@@ -66,13 +68,18 @@ class StreamConsumer:
         on_event: EventSink | None = None,
     ) -> None:
         if (handler is None) == (message_handler is None):
-            raise ConfigurationError("give exactly one of handler (a batch) and message_handler (one message)")
+            raise ConfigurationError(
+                "pass exactly one of handler (for batches) and message_handler (for single messages)"
+            )
+        check_client(client)
+        check_type("config", config, ConsumerConfig, "ConsumerConfig(group='workers')")
         self.client, self.stream, self.config = client, stream, config
         self.worker_name = config.resolved_worker_name()
         self._tell = Emitter(on_event, stream, config.group)
         self._group = ConsumerGroup(client, stream, config.group)
         self._tally = Tally()
         self._stopping, self._chance = Flag(), random.Random()
+        self._outage = OutageLog(logger, f"consumer {self.worker_name} of {stream}/{config.group}")
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
         self._threads = Threads(self._concurrency)
         self._scope: object = None
@@ -92,8 +99,8 @@ class StreamConsumer:
         else:
             call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
         self._at_once = self._concurrency * limit
-        hook = awaitable(dlq_handler, threads, "dlq_handler") if dlq_handler is not None else None
-        on_error = awaitable(error_hook, threads, "error_hook") if error_hook is not None else None
+        hook = awaitable(dlq_handler, threads, "dlq_handler", 2) if dlq_handler is not None else None
+        on_error = awaitable(error_hook, threads, "error_hook", 2) if error_hook is not None else None
         self._commands = GroupCommands(client, keys, config.group, self.worker_name, dead_letters)
         decoder = Decoder(self.stream, serializer, keys.stream, client.protection)
         writer = DeadLetterMover(client, keys.stream, config.group, dead_letters, logger, self._emit, hook)
@@ -138,7 +145,7 @@ class StreamConsumer:
             raise self._fenced
 
     def run_once(self) -> PassReport:
-        """Do one full pass: the group, new messages, failed ones that are due, recovery when it is due."""
+        """Do one full pass: ensure the group, handle new messages and due retries, and recover if it is due."""
         mark = self._tally.mark()
         self._in_flight.reopen()
         self._open()
@@ -163,17 +170,17 @@ class StreamConsumer:
         self._stopping.set_from_outside()
 
     def close(self) -> None:
-        """Give up the connection that run_once() keeps open; the client stays open."""
+        """Close the connection that run_once() keeps open; the client stays open."""
         self._reader.close()
         self._threads.close()
 
     def metrics(self) -> ConsumerMetrics:
-        """Return the counters of this consumer; asks nothing of Redis."""
+        """Return the counters of this consumer, without a call to Redis."""
         return self._tally.metrics()
 
     @classmethod
     def all_metrics(cls) -> list[ConsumerMetrics]:
-        """Return the counters of every living consumer of this process."""
+        """Return the counters of every open consumer of this process."""
         return [consumer.metrics() for consumer in list(cls._instances)]
 
     # --- one pass -----------------------------------------------------------------------------------
@@ -226,7 +233,7 @@ class StreamConsumer:
 
     def _watch_timeouts(self, timeout_s: float) -> None:
         while not self._is_over():
-            self._workers.interrupt_overdue(timeout_s)
+            self._workers.interrupt_overdue()
             self._stopping.wait(min(1.0, timeout_s / 4))
 
     def _is_over(self) -> bool:
@@ -237,7 +244,10 @@ class StreamConsumer:
         failures = 0
         while True:
             try:
-                return step(*args)
+                done = step(*args)
+                if failures:
+                    self._outage.succeeded()
+                return done
             except GroupLost:
                 if self._is_over():
                     return None
@@ -249,7 +259,7 @@ class StreamConsumer:
                 failures += 1
                 if self._is_over():
                     return None
-                logger.warning("%s: %s; trying again", self.worker_name, error)
+                self._outage.failed(error)
             if failures:
                 self._stopping.wait(pause_s(failures, self._chance))
 
@@ -257,10 +267,15 @@ class StreamConsumer:
         try:
             position = self._group.restore(self.worker_name)
             if position is not None:
-                logger.error("group %s of %s was gone: created again at %s", self.config.group, self.stream, position)
+                logger.error(
+                    "group %s of stream %s no longer existed; recreated it at %s",
+                    self.config.group,
+                    self.stream,
+                    position,
+                )
                 self._emit(EventName.GROUP_LOST, position=position)
         except TransientError as error:
-            logger.warning("%s: %s", self.worker_name, error)
+            logger.warning("consumer %s of %s/%s: %s", self.worker_name, self.stream, self.config.group, error)
         self._reader.must_sweep()
 
     # --- winding up ---------------------------------------------------------------------------------
@@ -299,8 +314,8 @@ class StreamConsumer:
     def _set_fenced(self) -> None:
         self._commands.is_fenced = True
         self._fenced = ConsumerNameTaken(
-            f"another process runs as worker_name={self.worker_name!r} of group {self.config.group!r}; "
-            f"this one is fenced off. Give every process a name of its own, or none"
+            f"another process runs as worker_name={self.worker_name!r} in group {self.config.group!r} of stream "
+            f"{self.stream!r}, so this one stops. Give every process a unique worker_name, or leave it out"
         )
         self._stopping.set_from_outside()
 
@@ -316,12 +331,12 @@ class StreamConsumer:
             raise error
 
     def _renewable_ids(self) -> list[str]:
-        unsettled, timeout_ms = self._in_flight.unsettled_ids(), self.config.handler_timeout_ms
-        if timeout_ms is None:
+        unsettled = self._in_flight.unsettled_ids()
+        if self.config.handler_timeout_ms is None:
             return unsettled
         # A hung handler is not renewed for ever: past its time the lease runs out and another consumer takes over.
-        late_s = time.monotonic() - timeout_ms / 1000 - self.config.lease_ms / 1000
-        overdue = {m.id for call in list(self._workers.running) if call.started_s < late_s for m in call.messages}
+        late_s = time.monotonic() - self.config.lease_ms / 1000
+        overdue = {m.id for call in list(self._workers.running) if call.is_overdue(late_s) for m in call.messages}
         return [entry_id for entry_id in unsettled if entry_id not in overdue]
 
     def _dead_letter_once(self) -> None:

@@ -19,7 +19,8 @@ from penstock.redis.retry import RetryBudget
 from penstock.serializers import Serializer
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.delivery.publisher import Answer, Duplicate, Durability, OnFull, Publisher, PublishSettings
-from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.client import StreamClient, check_client
+from penstock.type_checks import check_list
 
 
 class StreamProducer:
@@ -50,6 +51,7 @@ class StreamProducer:
         block_timeout_ms: int = 30_000,
         on_event: EventSink | None = None,
     ) -> None:
+        check_client(client)
         if on_full not in get_args(OnFull):
             raise ConfigurationError(f"on_full={on_full!r} must be one of {', '.join(get_args(OnFull))}")
         if durability not in get_args(Durability):
@@ -115,6 +117,7 @@ class StreamProducer:
         Raises: the error of the first message that was not accepted; `ids` of a StreamFull or PublishUnknown are the
         accepted ones.
         """
+        check_list("items", items, "push() takes a single message")
         # All are encoded before any is sent: one that cannot be encoded leaves the stream as it was.
         messages = self._encoder.plain_many(items)
         if not messages:
@@ -132,11 +135,11 @@ class StreamProducer:
         """Create the consumer group at the beginning of the stream unless it exists."""
         name = group or self.group
         if name is None:
-            raise ConfigurationError("no group is known: pass one to ensure_group() or to StreamProducer(group=...)")
+            raise ConfigurationError("no group name: pass one to ensure_group() or to StreamProducer(group=...)")
         ConsumerGroup(self.client, self.stream, name).ensure()
 
     def close(self) -> None:
-        """Wait for what is under way; the client stays open, it belongs to whoever made it."""
+        """Wait for pending messages to be published; the client stays open."""
         self._publisher.close()
 
     def _count(self, answers: list[Answer]) -> None:
@@ -182,7 +185,7 @@ class StreamProducer:
         return error
 
     def metrics(self) -> ProducerMetrics:
-        """Return the counters of this producer; asks nothing of Redis."""
+        """Return the counters of this producer, without a call to Redis."""
         uptime = 0.0 if self._first_push is None else time.monotonic() - self._first_push
         return ProducerMetrics(
             total_pushed=self._total,
@@ -196,5 +199,5 @@ class StreamProducer:
 
     @classmethod
     def all_metrics(cls) -> list[ProducerMetrics]:
-        """Return the counters of every living producer of this process."""
+        """Return the counters of every open producer of this process."""
         return [producer.metrics() for producer in list(cls._instances)]

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.errors import EXITS, HandlerTimeout, LeaseLost, PenstockError, Snooze, text_of
+from penstock.errors import EXITS, HandlerTimeout, LeaseLost, Snooze, text_of
 from penstock.model import StreamMessage
 from penstock.policy import GiveUp, RetryAfter, Verdict, after_failure
-from penstock.runtime.threads import Activity, Cancelled, Lock, WaitQueue, comes_from_outside, pause
-from penstock.sync.delivery.callables import Call
+from penstock.runtime.threads import Cancelled, Lock, WaitQueue, comes_from_outside, pause
+from penstock.sync.delivery.callables import Call, RunningCall
 from penstock.sync.delivery.delivery import Delivery
 from penstock.sync.delivery.in_flight import InFlight
 
@@ -23,31 +24,6 @@ _PATIENCE_S = 5.0  # of a last run with handlers that it must not have beside it
 _POLL_S = 0.005
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Any]
 Persist = Callable[..., Any]  # takes a step, and repeats it through outages of Redis
-
-
-class RunningCall:
-    """What one worker does at the moment, so that others can interrupt exactly that."""
-
-    __slots__ = ("cause", "is_busy", "job", "messages", "persist", "started_s")
-
-    def __init__(self, persist: Persist) -> None:
-        self.persist = persist
-        self.messages: list[StreamMessage] = []
-        self.is_busy = False
-        self.started_s = 0.0
-        self.job = Activity.current()
-        self.cause: PenstockError | None = None
-
-    def interrupt(self, cause: PenstockError) -> None:
-        """End the running call with the cause; a plain function in a thread cannot be ended and goes on."""
-        if self.job is not None and self.cause is None:
-            self.cause = cause
-            self.job.interrupt()
-
-    def resume(self) -> None:
-        """Go on after an interruption, which was meant for one call."""
-        self.cause = None
-        Activity.resume()
 
 
 class DeliveryWorkers:
@@ -64,7 +40,8 @@ class DeliveryWorkers:
     ) -> None:
         self._in_flight, self._call, self._error_hook, self._batch_limit = in_flight, call, error_hook, batch_limit
         self._flush, self._on_exit = flush, on_exit
-        self._chance = random.Random()
+        timeout_ms, self._chance = in_flight.context.config.handler_timeout_ms, random.Random()
+        self._timeout_s = math.inf if timeout_ms is None else timeout_ms / 1000
         self._alone = Lock()
         self._is_one_alone = False  # a message that may have killed its holders is on its last run, or about to be
         self._others = WaitQueue()
@@ -72,7 +49,7 @@ class DeliveryWorkers:
 
     def work(self, persist: Persist) -> None:
         """Handle messages until nothing is handed out any more."""
-        with self._worker(persist) as worker:
+        with self._worker() as worker:
             while True:
                 try:
                     delivery = self._in_flight.take(self._batch_limit)
@@ -83,24 +60,24 @@ class DeliveryWorkers:
                     continue
                 if delivery is None:
                     return
-                (self._run_last if delivery.is_last_chance else self._run)(worker, delivery)
+                (self._run_last if delivery.is_last_chance else self._run)(worker, delivery, persist)
 
     def handle_waiting(self, persist: Persist) -> None:
         """Handle what waits now."""
-        with self._worker(persist) as worker:
+        with self._worker() as worker:
             while (delivery := self._in_flight.take_now(self._batch_limit)) is not None:
-                (self._run_last if delivery.is_last_chance else self._run)(worker, delivery)
+                (self._run_last if delivery.is_last_chance else self._run)(worker, delivery, persist)
 
     @contextmanager
-    def _worker(self, persist: Persist) -> Iterator[RunningCall]:
-        worker = RunningCall(persist)
+    def _worker(self) -> Iterator[RunningCall]:
+        worker = RunningCall()
         self.running.append(worker)
         try:
             yield worker
         finally:
             self.running.remove(worker)
 
-    def _run_last(self, worker: RunningCall, delivery: Delivery) -> None:
+    def _run_last(self, worker: RunningCall, delivery: Delivery, persist: Persist) -> None:
         # Should it take the process down, no other message may be on its last run or done and not yet acknowledged.
         with self._alone:
             if delivery.is_suspect:
@@ -110,8 +87,8 @@ class DeliveryWorkers:
                 deadline_s = time.monotonic() + _PATIENCE_S
                 while self._is_one_alone and self._is_any_busy() and time.monotonic() < deadline_s:
                     pause(_POLL_S)
-                self._run(worker, delivery)
-                worker.persist(self._flush)
+                self._run(worker, delivery, persist)
+                persist(self._flush)
             finally:
                 self._is_one_alone = False
                 self._others.call(len(self.running))
@@ -119,7 +96,7 @@ class DeliveryWorkers:
     def _is_any_busy(self) -> bool:
         return any(worker.is_busy for worker in list(self.running))
 
-    def _run(self, worker: RunningCall, delivery: Delivery) -> None:
+    def _run(self, worker: RunningCall, delivery: Delivery, persist: Persist) -> None:
         # Runs the handler once and settles every message of the delivery.
         try:
             worker.is_busy = True  # before the look: of a last run and this one, one waits
@@ -127,12 +104,12 @@ class DeliveryWorkers:
                 worker.is_busy = False
                 self._others.wait_until(lambda: not self._is_one_alone)
                 worker.is_busy = True
-            if delivery.is_again and not worker.persist(delivery.begin):
+            if delivery.is_again and not persist(delivery.begin):
                 return
             messages = delivery.messages
             returned: list[str] | None = None
             error: BaseException | None = None
-            worker.messages, worker.started_s = messages, time.monotonic()
+            worker.deadline_s, worker.messages = time.monotonic() + self._timeout_s, messages
             try:
                 returned = self._call(messages)
             except BaseException as raised:
@@ -141,7 +118,7 @@ class DeliveryWorkers:
                     raise
                 error = worker.cause if is_interrupted else raised
             finally:
-                worker.messages = []
+                worker.messages = ()
             if worker.cause is not None:
                 worker.resume()  # also when the handler swallowed its cancellation, or raised something else for it
             ids = [message.id for message in messages]
@@ -149,13 +126,11 @@ class DeliveryWorkers:
             if error is None and (returned is None or returned == ids or _texts(returned).issuperset(ids)):
                 delivery.finish(messages, ids)
             else:
-                self._failed(worker, delivery, returned or [], error)
+                self._failed(delivery, persist, returned or [], error)
         finally:
             worker.is_busy = False
 
-    def _failed(
-        self, worker: RunningCall, delivery: Delivery, returned: list[str], error: BaseException | None
-    ) -> None:
+    def _failed(self, delivery: Delivery, persist: Persist, returned: list[str], error: BaseException | None) -> None:
         config = self._in_flight.context.config
         limits, backoff = config.limits, config.backoff
         verdicts = {
@@ -164,7 +139,7 @@ class DeliveryWorkers:
         }
         if error is not None and not isinstance(error, LeaseLost):
             self._report(error, delivery.messages, verdicts)
-        worker.persist(self._settle, delivery, _texts(returned), error, verdicts)
+        persist(self._settle, delivery, _texts(returned), error, verdicts)
         if isinstance(error, EXITS):
             self._on_exit(error)
 
@@ -196,8 +171,9 @@ class DeliveryWorkers:
             is_snooze = isinstance(error, Snooze)
             logger.log(
                 logging.INFO if is_snooze else logging.WARNING,
-                "the handler of %s/%s failed for message %s%s in attempt %d: %s; it comes again in %.1f s",
-                commands.keys.stream, commands.group, first.id, f" and {len(again) - 1} more" if again[1:] else "",
+                "handler for %s/%s %s message %s%s in attempt %d: %s; retrying in %.1f s",
+                commands.keys.stream, commands.group, "postponed" if is_snooze else "failed on", first.id,
+                f" and {len(again) - 1} more" if again[1:] else "",
                 first.attempts, text_of(error, repr), verdict.after_ms / 1000 if isinstance(verdict, RetryAfter) else 0,
                 exc_info=None if is_snooze else error,
                 extra={
@@ -212,21 +188,31 @@ class DeliveryWorkers:
         except BaseException as failure:
             if comes_from_outside(failure):
                 raise
-            logger.exception("the error_hook failed")
+            logger.exception("error_hook raised an error")
 
     def lose_leases(self, lost: list[str]) -> None:
         """Let go of messages that belong to other consumers now, and end the calls that have no others."""
         self._in_flight.lose(lost)
         for worker in self.running:
             if worker.messages and all(message.lease_lost for message in worker.messages):
-                worker.interrupt(LeaseLost(f"message {worker.messages[0].id} belongs to another consumer now"))
+                worker.interrupt(LeaseLost(f"lost the lease of {_named(worker.messages)} to another consumer"))
 
-    def interrupt_overdue(self, timeout_s: float) -> None:
+    def interrupt_overdue(self) -> None:
         """End calls that have been running for too long."""
-        now = time.monotonic()
         for worker in self.running:
-            if worker.messages and now - worker.started_s > timeout_s:
-                worker.interrupt(HandlerTimeout(f"the handler ran longer than {timeout_s} s"))
+            if worker.is_overdue(time.monotonic()):
+                commands = self._in_flight.context.commands
+                worker.interrupt(
+                    HandlerTimeout(
+                        f"handler for {commands.keys.stream}/{commands.group} exceeded "
+                        f"handler_timeout_ms={self._timeout_s * 1000:.0f} on {_named(worker.messages)}"
+                    )
+                )
+
+
+def _named(messages: Sequence[StreamMessage]) -> str:
+    first = messages[0].id
+    return f"message {first}" if len(messages) == 1 else f"{len(messages)} messages from {first} on"
 
 
 def _texts(returned: Iterable[object]) -> set[str]:

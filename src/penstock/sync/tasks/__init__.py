@@ -8,16 +8,16 @@ from penstock.sync.tasks.stub import StubQueue
 from penstock.sync.tasks.worker import InlineWorker, Worker, WorkerReport
 from penstock.task import Priority, Result, Status, Task
 from penstock.tasks.handlers import Handlers, Limits, Rate, Retry, TaskHandler
-from penstock.tasks.listed import DeadTask, InHand
+from penstock.tasks.listed import DeadTask, PendingTask
 from penstock.tasks.schedule import CronRule, Schedule
 
 __all__ = [
     "CronRule",
     "DeadTask",
     "Handlers",
-    "InHand",
     "InlineWorker",
     "Limits",
+    "PendingTask",
     "Priority",
     "Rate",
     "RedisTaskQueue",

@@ -6,7 +6,8 @@ from __future__ import annotations
 import time
 
 from penstock.errors import PenstockError
-from penstock.redis.blocking import Command, Reply
+from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
 from penstock.tasks.lanes import Lane

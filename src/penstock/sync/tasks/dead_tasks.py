@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeAlias
 
 from penstock import dead_letter_record, envelope
 from penstock.errors import NotAuthentic
@@ -21,7 +20,6 @@ from penstock.tasks.lanes import DEFAULT, Lane
 from penstock.tasks.listed import DeadTask
 
 _LONGEST_NAME = 512  # characters
-Matches: TypeAlias = Callable[[DeadTask], bool]
 
 
 class DeadTasks(DeadLetterStream[DeadTask]):
@@ -40,12 +38,6 @@ class DeadTasks(DeadLetterStream[DeadTask]):
             if letter.task_id == record_id:
                 return letter
         return None
-
-    def iterate(self, matches: Matches | None = None, since_ms: int = 0) -> Iterator[DeadTask]:
-        """Yield the records, oldest first, that match and are not older than the time."""
-        for letter in self._between(f"{since_ms}-0" if since_ms else "-"):
-            if matches is None or matches(letter):
-                yield letter
 
     def _read(self, entry_id: str, fields: Sequence[bytes]) -> DeadTask:
         letter = _dead_task(entry_id, fields, self._limits)
@@ -68,9 +60,9 @@ class DeadTasks(DeadLetterStream[DeadTask]):
             self._keys.dead, self._keys.tasks(lane.suffix).stream, self._keys.index, self._keys.done,
             self._keys.results, self._keys.counts, self._keys.lanes,
         ]  # fmt: skip
-        args, unheard = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields], set[str]()
-        answer: bytes = settle(self._client, "tasks/redrive", keys, args, (letter.id,), unheard)
-        is_queued = b"-" in answer or (answer == b"gone" and bool(unheard))
+        args, unconfirmed = [letter.id, lane.name, letter.task_id, letter.kind, self._group, *fields], set[str]()
+        answer: bytes = settle(self._client, "tasks/redrive", keys, args, (letter.id,), unconfirmed)
+        is_queued = b"-" in answer or (answer == b"gone" and bool(unconfirmed))
         return "queued" if is_queued else answer.decode()
 
 

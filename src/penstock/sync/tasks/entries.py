@@ -12,12 +12,15 @@ import msgspec
 from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import TaskKeys
+from penstock.number_checks import number_of_seconds
 from penstock.protection import Protection
 from penstock.redis.retry import Repeat
+from penstock.redis.scripts import steps
 from penstock.serializers import PayloadLimits
 from penstock.sync.redis.client import StreamClient
 from penstock.task import LIMITS, Task, check_id, decode_task
 from penstock.tasks.lanes import Lane
+from penstock.type_checks import check_type
 
 TASK_ID = "task_id"
 KIND = "kind"
@@ -102,20 +105,21 @@ def _outline(fields: Sequence[bytes], raw: bytes) -> tuple[str, str]:
 def when_due(delay: float | None, at: datetime | None) -> str:
     """Return when a task is due, as the script wants it: '' = now."""
     if delay is not None and at is not None:
-        raise ConfigurationError("give delay or at, not both")
+        raise ConfigurationError("pass either delay or at, not both")
     if delay is not None:
-        if not 0 <= delay < 10 * 365 * 86_400:
-            raise ConfigurationError(f"delay={delay!r} must be a number of seconds, 0 to ten years")
+        if not 0 <= number_of_seconds("delay", delay) < 10 * 365 * 86_400:
+            raise ConfigurationError(f"delay={delay!r} must be a number of seconds from 0 to ten years")
         return f"+{round(delay * 1000)}" if delay else ""
     if at is None:
         return ""
+    check_type("at", at, datetime, "datetime.now(UTC) + timedelta(days=1)")
     if at.tzinfo is None:
-        raise ConfigurationError(f"at={at.isoformat()} has no time zone: write datetime(..., tzinfo=UTC)")
+        raise ConfigurationError(f"at={at.isoformat()} has no time zone: use datetime(..., tzinfo=UTC)")
     ms = round(at.astimezone(UTC).timestamp() * 1000)
     return str(ms) if ms > time.time() * 1000 else ""
 
 
-class TaskOutbox:
+class TaskPublisher:
     """The way into one queue."""
 
     def __init__(self, client: StreamClient, keys: TaskKeys, group: str, encode: Callable[[Task], bytes]) -> None:
@@ -128,8 +132,8 @@ class TaskOutbox:
         # All of them before any is sent: a bad one loses nothing.
         bodies = [self._entries.close(self._encode(task), task) for task in tasks]
         answers: list[str] = []
-        for start in range(0, len(tasks), _STEP):
-            answers += self._add_some(tasks[start : start + _STEP], bodies[start : start + _STEP], due)
+        for step in steps([len(body) for body in bodies], _STEP):
+            answers += self._add_some(tasks[step], bodies[step], due)
         return answers
 
     def _add_some(self, tasks: Sequence[Task], bodies: Sequence[bytes], due: str) -> list[str]:

@@ -14,6 +14,7 @@ import msgspec
 from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
+from penstock.redis.scripts import steps
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.delivery.group_commands import GroupCommands, id_bounds, settle
 from penstock.sync.redis.client import StreamClient
@@ -93,20 +94,30 @@ class LaneStore:
 
     def finish(self, rows: Sequence[tuple[TaskDelivery, Result]]) -> list[bool]:
         """Store results and acknowledge their tasks; False = not ours any more, or another result was first."""
-        keys, unheard = self._keys, set[str]()
-        entry_ids, bodies = [held.entry_id for held, _ in rows], [encode(result) for _, result in rows]
+        bodies, answers = [encode(result) for _, result in rows], list[bool]()
+        calls = list(steps([len(body) for body in bodies], len(rows)))
+        with _settling([held for held, _ in rows]):
+            for call in calls:
+                # Of several calls a later one may fail: then all of them are made again.
+                answers += self._finish(rows[call], bodies[call], is_again=len(calls) > 1)
+        return answers
+
+    def _finish(
+        self, rows: Sequence[tuple[TaskDelivery, Result]], bodies: Sequence[bytes], *, is_again: bool
+    ) -> list[bool]:
+        keys, unconfirmed = self._keys, set[str]()
+        entry_ids = [held.entry_id for held, _ in rows]
         names = [
             self.stream, self.attempts, self.suspects, keys.results, keys.done, keys.awaited, keys.index, keys.unique,
             keys.counts, *(keys.notice(result.task_id) for _, result in rows),
         ]  # fmt: skip
-        is_again = any(held.is_again for held, _ in rows)
-        args: list[bytes | str | int] = [self._group, self.consumer, int(is_again), *id_bounds(entry_ids)]
+        was_handed_out = any(held.is_again for held, _ in rows)
+        args: list[bytes | str | int] = [self._group, self.consumer, int(was_handed_out), *id_bounds(entry_ids)]
         for (held, result), body in zip(rows, bodies, strict=True):
             args += (held.entry_id, result.task_id, result.kind, result.status.value, body)
-        with _settling([held for held, _ in rows]):
-            answers = settle(self._client, "tasks/finish", names, args, entry_ids, unheard)
-        if unheard:
-            # The first try may have been heard: then this very result is stored.
+        answers = settle(self._client, "tasks/finish", names, args, entry_ids, unconfirmed)
+        if unconfirmed or is_again:
+            # An earlier try may have been heard: then this very result is stored.
             answers = [
                 1 if not answer and stored(self._client, keys, result.task_id) == body else answer
                 for answer, (_, result), body in zip(answers, rows, bodies, strict=True)
@@ -120,11 +131,11 @@ class LaneStore:
             self._group, owner, entry_id, ending.what, ending.delay_ms, int(ending.counts), ending.max_retry,
             ending.reason, ending.error, ending.text, _now(), kind, task_id, ending.traceback,
         ]  # fmt: skip
-        unheard, answer = set[str](), b"gone"
+        unconfirmed, answer = set[str](), b"gone"
         # Without a group nobody has read the lane yet, or it and what was in hand went together.
         with suppress(GroupLost):
-            answer = settle(self._client, "tasks/release", keys, args, (entry_id,), unheard)
-        if unheard and answer == b"gone":
+            answer = settle(self._client, "tasks/release", keys, args, (entry_id,), unconfirmed)
+        if unconfirmed and answer == b"gone":
             answer = _HEARD.get(ending.what, answer)  # the first try was heard
         if answer == b"dead":
             self._limit_dead_letters(1)

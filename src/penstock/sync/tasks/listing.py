@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from penstock import envelope
 from penstock.errors import GroupLost
-from penstock.redis.blocking import Command
+from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.sync.redis.reading import pages, read_all
@@ -15,7 +15,7 @@ from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.sync.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.task import Task
 from penstock.tasks.lanes import reading_order
-from penstock.tasks.listed import InHand, LaneGauges, QueueGauges
+from penstock.tasks.listed import LaneGauges, PendingTask, QueueGauges
 
 _PAGE = 500
 _COUNTED_PAGE, _COUNTED_PAGES = 1_000, 10  # entries in hand whose idle times are looked at
@@ -71,9 +71,9 @@ class TaskListing:
                     yield task
             start += _PAGE
 
-    def in_hand(self, limit: int) -> list[InHand]:
-        """Return tasks that were handed out and are not settled."""
-        found: list[InHand] = []
+    def in_hand(self, limit: int) -> list[PendingTask]:
+        """Return tasks that were delivered and are not settled."""
+        found: list[PendingTask] = []
         for store in self._lanes.listed():
             left = limit - len(found)
             if left > 0:
@@ -86,24 +86,29 @@ class TaskListing:
                     found += self._look(store, rows[start : start + _LOOKED_AT])
         return found
 
-    def _look(self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]) -> list[InHand]:
+    def _look(self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]) -> list[PendingTask]:
         names, stream = [row[0] for row in pending], store.stream
         questions: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
         questions += [("XRANGE", stream, name, name) for name in names]
         (seconds, micros), begun, due, *entries = read_all(self._client, stream, questions)
-        now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[InHand]()
+        now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[PendingTask]()
         for row, runs, due_ms, entry in zip(pending, begun, due, entries, strict=True):
             count = number if (number := envelope.number(runs)) is not None else int(row[3])
             task = self._read(entry[0][1], count) if entry else None
             if task is not None:
                 waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
-                found.append(InHand(task, row[1].decode(), int(row[2]), waits_ms))
+                found.append(PendingTask(task, row[1].decode(), int(row[2]), waits_ms))
         return found
 
     def gauges(self, name: str) -> QueueGauges:
         """Return the numbers of the queue; the cost does not grow with what was done before."""
-        client, keys = self._client, self._keys
-        flat = client.call(keys.counts, "HGETALL", keys.counts)
+        keys = self._keys
+        questions = [
+            ("HGETALL", keys.counts), ("HLEN", keys.index), ("ZCARD", keys.due), ("XLEN", keys.dead),
+            ("HLEN", keys.done),
+        ]  # fmt: skip
+        flat, *numbers = read_all(self._client, keys.index, questions)
+        is_open, scheduled, dead_letters, results = map(int, numbers)
         by_what: dict[str, dict[str, int]] = {"added": {}, "acked": {}, "dead": {}, "redriven": {}}
         dead_trimmed = 0
         for field, value in zip(flat[::2], flat[1::2], strict=True):
@@ -115,10 +120,10 @@ class TaskListing:
         return QueueGauges(
             name=name,
             stream=keys.tasks().stream,
-            open=int(client.call(keys.index, "HLEN", keys.index)),
-            scheduled=int(client.call(keys.due, "ZCARD", keys.due)),
-            dead_letters=int(client.call(keys.dead, "XLEN", keys.dead)),
-            results=int(client.call(keys.done, "HLEN", keys.done)),
+            open=is_open,
+            scheduled=scheduled,
+            dead_letters=dead_letters,
+            results=results,
             lanes=tuple([self._lane_gauges(store) for store in self._lanes.listed()]),
             dead_trimmed=dead_trimmed,
             **by_what,

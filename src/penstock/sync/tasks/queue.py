@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from penstock.task import Result, Task
-from penstock.tasks.listed import InHand
+from penstock.tasks.listed import PendingTask
 
 
 @runtime_checkable
@@ -47,17 +47,17 @@ class TaskQueue(Protocol):
         provides: Collection[str] | None = None,
         kinds: Collection[str] | None = None,
     ) -> list[Task]:
-        """Take up to so many tasks that a worker with these capabilities and kinds can do (None = any task)."""
+        """Take up to `count` tasks that a worker with these capabilities and kinds can handle (None = any)."""
         ...
 
     def ack(self, task_id: str) -> bool:
-        """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
+        """Settle a task as done, regardless of its holder; return False if no worker holds it."""
         ...
 
     def nack(
         self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
     ) -> bool:
-        """Give a task back, to be handed out again after the delay; False = it is in nobody's hands.
+        """Return a task to be delivered again after the delay; return False if no worker holds it.
 
         `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
         (`max_retry`, by default that of the queue) goes to the dead letters.
@@ -67,52 +67,52 @@ class TaskQueue(Protocol):
     def dead_letter(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
-        """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands.
+        """Move a task to the dead letters, with an error as its result; return False if no worker holds it.
 
         `error` is the class of what the handler raised, `text` what it says.
         """
         ...
 
     def extend(self, task_id: str) -> bool:
-        """Renew the lease of a task that this process holds; False = it does not hold it any more."""
+        """Renew the lease of a task that this process holds; return False if it does not hold it any more."""
         ...
 
     def finish_many(self, results: Sequence[Result]) -> list[bool]:
-        """Store results of tasks that this process holds and acknowledge these, in one step.
+        """Store results of tasks that this process holds and acknowledge the tasks, in one step.
 
         False = the task is not ours any more, or had a result: this one is thrown away.
         """
         ...
 
     def renewing(self, heartbeat_interval_ms: int | None = None) -> AbstractContextManager[None]:
-        """Renew the leases of all tasks that this process holds, beside whatever it does, until the context ends."""
+        """Renew the leases of all tasks that this process holds, in the background, until the context ends."""
         ...
 
     # --- results ------------------------------------------------------------------------------------
 
     def push_result(self, result: Result) -> bool:
-        """Store a result by itself; False = the task had one already, and that stays."""
+        """Store a result without settling the task; return False if the task already had one, which stays."""
         ...
 
     def wait_for_result(self, task_id: str, timeout: float) -> Result | None:
-        """Return the result of a task, waiting up to so many seconds for it; None = there is none yet."""
+        """Return the result of a task, waiting up to a number of seconds; None if there is none yet."""
         ...
 
     # --- operators ----------------------------------------------------------------------------------
 
     def requeue_orphans(self, idle_ms: int = 60_000, max_batch: int = 50) -> int:
-        """Hand tasks of holders that were silent for so long to whoever comes next; return how many.
+        """Make tasks whose holders have been silent for `idle_ms` available again; return how many.
 
         That counts as a failed run; tasks that had their last one go to the dead letters.
         """
         ...
 
     def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:
-        """Return open tasks, oldest first: queued, scheduled, waiting and in hand."""
+        """Return open tasks, oldest first: queued, scheduled, waiting and running."""
         ...
 
-    def list_pending(self, limit: int = 100) -> list[InHand]:
-        """Return tasks that were handed out and are not settled."""
+    def list_pending(self, limit: int = 100) -> list[PendingTask]:
+        """Return tasks that were delivered and are not settled."""
         ...
 
     def pending_count(self) -> int:
@@ -120,5 +120,5 @@ class TaskQueue(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what belongs to this object; tasks that it holds become orphans."""
+        """Close this object; tasks that it holds become orphans."""
         ...

@@ -19,13 +19,13 @@ from penstock.delivery.leases import StreamLeases
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import StreamKeys, TaskKeys
-from penstock.number_checks import check_number
+from penstock.number_checks import check_number, number_of_seconds
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
 from penstock.sync.delivery.janitor import is_elected
-from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.client import StreamClient, check_client
 from penstock.sync.tasks.dead_tasks import DeadTasks
-from penstock.sync.tasks.entries import TaskOutbox, when_due
+from penstock.sync.tasks.entries import TaskPublisher, when_due
 from penstock.sync.tasks.in_flight import TasksInFlight
 from penstock.sync.tasks.lane_store import Admission, LaneRegistry, LaneStore, Release, TaskDelivery
 from penstock.sync.tasks.listing import TaskListing
@@ -34,7 +34,8 @@ from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Task, check_id
 from penstock.tasks.handlers import Limits
 from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
-from penstock.tasks.listed import InHand, QueueGauges
+from penstock.tasks.listed import PendingTask, QueueGauges
+from penstock.type_checks import check_list
 
 logger = logging.getLogger("penstock.sync.tasks")
 _STEP = 500  # results per script call
@@ -76,10 +77,9 @@ class RedisTaskQueue:
         if isinstance(client, str):
             self.client = StreamClient.from_url(client, dead_letter_limits=dead_letter_limits)
         elif dead_letter_limits is not None:
-            raise ConfigurationError(
-                "dead_letter_limits belong to the client: StreamClient(..., dead_letter_limits=...)"
-            )
+            raise ConfigurationError("pass dead_letter_limits to the client: StreamClient(..., dead_letter_limits=...)")
         else:
+            check_client(client)
             self.client = client
         self.name, self.idle_ms, self.max_retry, self.result_ttl_ms = name, idle_ms, max_retry, result_ttl_ms
         self.keys = TaskKeys.of(name, self.client.prefix, self.client.is_cluster)
@@ -89,7 +89,7 @@ class RedisTaskQueue:
         encode: Callable[[Task], bytes] = values.encode if encoding == "msgpack" else msgspec.json.encode
         self.encode_task: Callable[[Task], bytes] = lambda task: values.encode_task(task, limits, encode)
         """Returns a task as it travels; raises EncodeError for one that no worker could read."""
-        self._outbox = TaskOutbox(self.client, self.keys, self.group, self.encode_task)
+        self._publisher = TaskPublisher(self.client, self.keys, self.group, self.encode_task)
         self._in_flight = TasksInFlight()
         self._lanes = LaneRegistry(self.client, self.keys, self.group, self.consumer)
         self._reader = TaskReader(self._lanes, self._in_flight, max_retry, limits, idle_ms / 4000)
@@ -100,7 +100,7 @@ class RedisTaskQueue:
 
     @classmethod
     def from_settings(cls, settings: TaskQueueSettings) -> Self:
-        """Return the queue that the settings describe; the sub-table of its provider has the further parameters."""
+        """Return the queue that the settings describe; the provider's table holds further parameters."""
         return cls(settings.url, idle_ms=settings.idle_ms, max_retry=settings.max_retry, **settings.options)
 
     def __enter__(self) -> Self:
@@ -122,11 +122,12 @@ class RedisTaskQueue:
 
         Guarantees: a task whose id is open, or has a result, is not added again, so enqueue() may be repeated.
         """
-        return (self._outbox.add([task], when_due(delay, at)))[0]
+        return (self._publisher.add([task], when_due(delay, at)))[0]
 
     def enqueue_many(self, tasks: Sequence[Task], *, delay: float | None = None) -> list[str]:
         """Add tasks, many in one step; return the ids as enqueue() does."""
-        return self._outbox.add(tasks, when_due(delay, None))
+        check_list("tasks", tasks, "enqueue() takes a single task")
+        return self._publisher.add(tasks, when_due(delay, None))
 
     # --- consumers ----------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class RedisTaskQueue:
         provides: Collection[str] | None = None,
         kinds: Collection[str] | None = None,
     ) -> list[Task]:
-        """Take up to so many tasks that a worker with these capabilities and kinds can do (None = any task).
+        """Take up to `count` tasks that a worker with these capabilities and kinds can handle (None = any).
 
         A task that is on its last run, and whose workers died before, comes alone: it takes no neighbour along.
         """
@@ -153,18 +154,18 @@ class RedisTaskQueue:
         return self._reader.pop(count, timeout if block else None, wanted, keeps_apart=True)
 
     def wake(self) -> None:
-        """Let pops that wait in this process return now."""
+        """Make waiting pops of this process return now."""
         self._reader.wake()
 
     def hand_back(self) -> None:
-        """Give back, for others and without counting an attempt, what cancelled pops of this object have left behind.
+        """Return tasks that cancelled pops of this object left behind, without counting an attempt.
 
         close() does that as well, and the next pop takes it up. While other pops are under way nothing happens.
         """
         self._reader.hand_back()
 
     def let_go(self, task_id: str, *, has_run: bool) -> None:
-        """Hold a task no longer, when the server cannot be told: its lease is not renewed any more.
+        """Stop renewing the lease of a task that cannot be returned to the server.
 
         One that has not run is taken up by the next pop of this object; one that has is an orphan when its lease ends.
         """
@@ -175,13 +176,13 @@ class RedisTaskQueue:
             self._in_flight.never_ran([held])
 
     def ack(self, task_id: str) -> bool:
-        """Settle a task as done, whoever holds it; False = it is in nobody's hands."""
+        """Settle a task as done, regardless of its holder; return False if no worker holds it."""
         return self._release(Release("ack"), task_id) == "acked"
 
     def nack(
         self, task_id: str, delay: float = 0, *, error: str = "", counts: bool = True, max_retry: int | None = None
     ) -> bool:
-        """Give a task back, to be handed out again after the delay; False = it is in nobody's hands.
+        """Return a task to be delivered again after the delay; return False if no worker holds it.
 
         `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
         (`max_retry`, by default that of the queue) goes to the dead letters.
@@ -194,12 +195,12 @@ class RedisTaskQueue:
     def dead_letter(
         self, task_id: str, reason: str = "fatal", *, error: str = "", text: str = "", traceback: str = ""
     ) -> bool:
-        """Move a task to the dead letters, with an error as its result; False = it is in nobody's hands."""
+        """Move a task to the dead letters, with an error as its result; return False if no worker holds it."""
         ending = Release("dead_letter", reason=reason, error=error, text=text, traceback=traceback[-MAX_TRACEBACK:])
         return self._release(ending, task_id) == "dead"
 
     def extend(self, task_id: str) -> bool:
-        """Renew the lease of a task; False = it is in nobody's hands, or not in ours any more."""
+        """Renew the lease of a task; return False if no worker holds it, or if this object has lost it."""
         return self._release(Release("extend"), task_id) == "extended"
 
     def _release(self, ending: Release, task_id: str) -> str:
@@ -225,7 +226,7 @@ class RedisTaskQueue:
         return self._lanes.store(lane).release(ending, entry_id, task_id, "")
 
     def finish_many(self, results: Sequence[Result]) -> list[bool]:
-        """Store results of tasks that this process holds and acknowledge these, in one step.
+        """Store results of tasks that this process holds and acknowledge the tasks, in one step.
 
         Guarantees: False = the task is not ours any more, or had a result: this one is thrown away.
         """
@@ -250,7 +251,7 @@ class RedisTaskQueue:
         return answers
 
     def admit(self, task: Task, limits: Limits) -> bool:
-        """Tell whether a task in our hands may begin within the limits; if not, it was put aside and comes again.
+        """Return whether a task that we hold may start within the limits; if not, it is delivered again later.
 
         No attempt is burnt by that. A permit ends with the task, or with the silence of its holder.
         """
@@ -263,7 +264,7 @@ class RedisTaskQueue:
         return is_admitted
 
     def give_back_permit(self, task: Task, limits: Limits) -> None:
-        """Let the next task begin in the place of one that has ended."""
+        """Release the permit of a task that has ended."""
         for lane in self._admission.give_back(task, limits):
             self._reader.due_soon(lane, 0)
 
@@ -285,7 +286,7 @@ class RedisTaskQueue:
         tasks = self._in_flight.lose(keys, entry_ids)
         if tasks:
             logger.warning(
-                "%d task(s) of %s belong to another worker now, the first is %s",
+                "lost the leases of %d task(s) of queue %s to other workers, the first is %s",
                 len(tasks),
                 self.name,
                 tasks[0].task.id,
@@ -295,7 +296,7 @@ class RedisTaskQueue:
     # --- results ------------------------------------------------------------------------------------
 
     def push_result(self, result: Result) -> bool:
-        """Store a result by itself; False = the task had another one already, and that stays."""
+        """Store a result without settling the task; return False if the task already had another one, which stays."""
         return self._result_store.push(result)
 
     def get_result(self, task_id: str) -> Result | None:
@@ -304,14 +305,14 @@ class RedisTaskQueue:
         return self._result_store.get(task_id)
 
     def wait_for_result(self, task_id: str, timeout: float) -> Result | None:
-        """Return the result of a task, waiting up to so many seconds for it; None = there is none yet."""
+        """Return the result of a task, waiting up to a number of seconds; None if there is none yet."""
         check_id("task_id", task_id)
-        return self._result_store.wait(task_id, timeout)
+        return self._result_store.wait(task_id, number_of_seconds("timeout", timeout))
 
     # --- operators ----------------------------------------------------------------------------------
 
     def requeue_orphans(self, idle_ms: int | None = None, max_batch: int = 50) -> int:
-        """Hand tasks of holders that were silent for so long to whoever comes next; return how many.
+        """Make tasks whose holders have been silent for `idle_ms` available again; return how many.
 
         That counts as a failed run; tasks that had their last one go to the dead letters. Finished data that has
         outlived its retention goes along the way.
@@ -332,7 +333,7 @@ class RedisTaskQueue:
             self._emit(EventName.RECLAIMED, count=freed)
         if dead:
             logger.warning(
-                "%d task(s) of %s were given up after their workers died, the first is %s",
+                "%d task(s) of queue %s were dead-lettered because their workers died, the first is %s",
                 len(dead),
                 self.name,
                 dead[0],
@@ -342,7 +343,7 @@ class RedisTaskQueue:
         return freed
 
     def trim(self) -> None:
-        """Let go of finished tasks, old results and dead letters, and of consumers and lanes that are gone or empty."""
+        """Remove finished tasks, old results and dead letters, dead consumers and empty lanes."""
         for store in self._lanes.all():
             store.group.trim(0)
             store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
@@ -352,11 +353,11 @@ class RedisTaskQueue:
         self.client.dead_letter_retention.apply(self.keys.dead, self.keys.counts)
 
     def list_tasks(self, limit: int = 10, offset: int = 0) -> list[Task]:
-        """Return open tasks: queued, waiting and in hand by priority and age, then scheduled ones by time."""
+        """Return open tasks: queued, waiting and running by priority and age, then scheduled ones by time."""
         return self._listing.open_tasks(limit, offset)
 
-    def list_pending(self, limit: int = 100) -> list[InHand]:
-        """Return tasks that were handed out and are not settled, oldest first."""
+    def list_pending(self, limit: int = 100) -> list[PendingTask]:
+        """Return tasks that were delivered and are not settled, oldest first."""
         return self._listing.in_hand(limit)
 
     def pending_count(self) -> int:
@@ -364,7 +365,7 @@ class RedisTaskQueue:
         return int(self.client.call(self.keys.index, "HLEN", self.keys.index))
 
     def gauges(self) -> QueueGauges:
-        """Return the numbers of the queue."""
+        """Return the counts of the queue."""
         return self._listing.gauges(self.name)
 
     def close(self) -> None:
@@ -372,7 +373,10 @@ class RedisTaskQueue:
         try:
             self.hand_back()
         except PenstockError as error:
-            logger.warning("tasks of a cancelled pop may have to wait until they are orphans: %s", error)
+            logger.warning(
+                "tasks of a cancelled pop() could not be returned; they become available when their leases expire: %s",
+                error,
+            )
         self._reader.close()
         self._result_store.close()
         if self._owns_client:

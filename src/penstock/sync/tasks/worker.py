@@ -12,30 +12,35 @@ from functools import partial
 from typing import Any
 
 from penstock.counters import WorkerTally
+from penstock.encode_errors import type_name
 from penstock.errors import (
     EXITS,
     NOT_OF_ONE_MESSAGE,
     ConfigurationError,
+    ConfigurationTypeError,
     PenstockError,
     TaskTimeout,
     TransientError,
     WorkerStopped,
 )
 from penstock.events import Emitter, EventName, EventSink
+from penstock.logs import OutageLog
 from penstock.number_checks import check_number
-from penstock.runtime.threads import Activity, Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
+from penstock.runtime.threads import Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
+from penstock.sync.delivery.callables import RunningCall
 from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.sync.delivery.reader import PrefetchWindow
 from penstock.sync.results.backend import ResultBackend
 from penstock.sync.tasks.committer import ResultCommitter
 from penstock.sync.tasks.queue import TaskQueue
-from penstock.sync.tasks.runner import Failed, RunningTask, TaskInbox, TaskRunner
+from penstock.sync.tasks.runner import Failed, TaskInbox, TaskRunner
 from penstock.task import Result, Task
 from penstock.tasks.handlers import Handlers
+from penstock.type_checks import check_type
 
 logger = logging.getLogger("penstock.sync.tasks")
-_BREATH = 100  # tasks that one hand does before everybody else has a turn
-_WATCH_S = 0.05
+_TASKS_A_TURN = 100  # that one activity runs before all others have a turn
+_WATCH_S, _IDLE_WATCH_S = 0.05, 1.0
 _ORPHANS = 1_000
 _OUTAGE_PAUSE_S = 0.5
 _MOST_AHEAD = 1_000
@@ -56,7 +61,7 @@ class WorkerReport:
 
 
 class Worker:
-    """Runs tasks of a queue with handlers, so many at a time.
+    """Runs tasks of a queue with handlers, up to `concurrency` at a time.
 
     Guarantees: a task is acknowledged after its result was saved, in the same step in which the queue stores that.
     Leases are renewed from a thread while handlers run. On stop(), SIGTERM and SIGINT nothing new begins, what runs may
@@ -84,8 +89,9 @@ class Worker:
         on_event: EventSink | None = None,
     ) -> None:
         check_number("concurrency", concurrency)
+        _check_parts(queue, handlers)
         if not len(handlers):
-            raise ConfigurationError("there are no handlers: register one with @handlers.task('kind')")
+            raise ConfigurationError("no handlers: register one with @handlers.task('kind')")
         self.queue, self.handlers, self.concurrency = queue, handlers, concurrency
         self._queue: Any = queue  # with what only some queues can: wake, hand_back, admit
         self.provides = frozenset(provides)
@@ -100,17 +106,19 @@ class Worker:
         self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
         if self._limits and not hasattr(queue, "admit"):
             raise ConfigurationError(
-                f"{type(queue).__name__} knows no limits: {', '.join(sorted(self._limits))} has some"
+                f"{type(queue).__name__} does not support the limits declared by the handlers "
+                f"{', '.join(sorted(self._limits))}"
             )
         name = str(getattr(queue, "name", ""))
         self._emit = Emitter(on_event, name, name)
+        self._outage = OutageLog(logger, f"worker of {name}")
         settled = self._give_back_permit if self._limits else None
         self._committer = ResultCommitter(
             queue, results, self.tally, save_timeout_ms / 1000, save_errors, self._emit, settled
         )
         self._inbox = TaskInbox()
-        self._slots: list[RunningTask] = []
-        self._stopping = Flag()
+        self._running: list[RunningCall] = []
+        self._stopping, self._has_tasks = Flag(), Flag()
         self._reason = ""
         self._busy_s = 0.0  # when something was last under way
         self._exit: BaseException | None = None  # a handler ended the process
@@ -118,12 +126,12 @@ class Worker:
     # --- life ---------------------------------------------------------------------------------------
 
     def stop(self, reason: str = "stopped") -> None:
-        """Let run() return, from any thread and from signal handlers."""
+        """Make run() return; may be called from any thread and from signal handlers."""
         self._reason = self._reason or reason
         self._stopping.set_from_outside()
 
     def run(self) -> WorkerReport:
-        """Work until something ends it; return what was done."""
+        """Run until stopped, idle or out of work, as configured; return what was done."""
         self._busy_s = time.monotonic()
         activities, workers = TaskGroup(partial(self.stop, "failed")), TaskGroup(partial(self.stop, "failed"))
         on_signal = partial(self.stop, "signal") if self._handle_signals else None
@@ -144,27 +152,31 @@ class Worker:
             raise self._exit
         for team in (workers, activities):
             team.raise_failure()
-        self.tally.exit_reason = self._reason
         self._emit(EventName.STOPPED, reason=self._reason)
         return self.report()
 
     def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
         ends_s = time.monotonic() + grace_s + 2 * CLEANUP_TIMEOUT_S
-        self._stopping.set()
+        for flag in (self._stopping, self._has_tasks, self._committer.dirty):
+            flag.set()
         if hasattr(self._queue, "wake"):
             self._queue.wake()
         self._hand_back(self._inbox.close())
         if not self._reason:
             workers.cancel()  # run() was cancelled, and its handlers with it
         elif not workers.join(grace_s):
-            logger.warning("%d handler(s) still run after %.0f s of grace", self.tally.running, grace_s)
-            for slot in self._slots:
-                slot.interrupt(WorkerStopped("the worker was stopped"))
+            logger.warning("%d handler(s) still running after the grace period of %.0f s", self.tally.running, grace_s)
+            for running in self._running:
+                running.interrupt(WorkerStopped("the worker was stopped before the handler finished"))
             workers.join(CLEANUP_TIMEOUT_S)
         try:
             shielded(ends_s - time.monotonic(), self._committer.end)
         except PenstockError as error:
-            logger.warning("%d result(s) were not stored, their tasks become orphans: %s", len(self._committer), error)
+            logger.warning(
+                "%d result(s) could not be saved; their tasks run again when their leases expire: %s",
+                len(self._committer),
+                error,
+            )
         if not activities.join(CLEANUP_TIMEOUT_S):
             activities.cancel()
         self._hand_back(self._inbox.close())  # what came while it was closed
@@ -172,14 +184,20 @@ class Worker:
             try:
                 self._queue.hand_back()  # what a pop that was cut off has left behind
             except PenstockError as error:
-                logger.warning("tasks that nobody has seen will be orphans: %s", error)
+                logger.warning(
+                    "tasks that no handler has received could not be returned; another worker gets "
+                    "them when their leases expire: %s",
+                    error,
+                )
 
     def _hand_back(self, tasks: list[Task]) -> None:
         for place, task in enumerate(tasks):
             try:
                 self.queue.nack(task.id, counts=False)
             except PenstockError as error:
-                logger.warning("task %s could not be handed back, it will be an orphan: %s", task.id, error)
+                logger.warning(
+                    "task %s could not be returned; another worker gets it when its lease expires: %s", task.id, error
+                )
                 for left in tasks[place:]:
                     self._committer.let_go(left, has_run=False)
                 tasks = tasks[:place]
@@ -198,17 +216,17 @@ class Worker:
     # --- roles --------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        """Keep so much in the inbox that no hand waits, and little more: other workers are hungry too.
+        """Keep so much in the inbox that no handler waits, and little more: other workers want tasks too.
 
         What has run and is not settled counts as well: it runs again if this worker dies.
         """
         while not self._stopping.is_set():
             unsettled = len(self._inbox) + len(self._committer)
             if unsettled > self._prefetch.target // 2 or self._committer.is_backend_away:
-                self._inbox.hungry.clear()
-                self._inbox.hungry.wait(_WATCH_S)
+                self._inbox.has_room.clear()
+                self._inbox.has_room.wait(_WATCH_S)
                 continue
-            self._prefetch.hungry()
+            self._prefetch.ran_low()
             room = max(1, self._prefetch.target - unsettled)
             found = self._persist(self._pop, room)
             if found:
@@ -223,8 +241,9 @@ class Worker:
                 self._hand_back(found)
                 return
             self._busy_s = time.monotonic()
-            self._prefetch.filled()
+            self._prefetch.refilled()
             self._inbox.put(self._admitted(found) if self._limits else found)
+            self._has_tasks.set()
         except Cancelled:
             for task in found:  # nobody has them: whoever hands back the rest finds them
                 self._committer.let_go(task, has_run=False)
@@ -248,17 +267,18 @@ class Worker:
 
     def _pop(self, room: int) -> list[Task]:
         wait_s = 0.02 if self._burst else 1.0
-        return self.queue.pop_many(
+        found = self.queue.pop_many(
             min(room, _MOST_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds
         )
+        self._outage.succeeded()
+        return found
 
     def _is_idle(self) -> bool:
         return not len(self._inbox) and not self.tally.running and not len(self._committer)
 
     def _work(self) -> None:
-        slot = RunningTask()
-        slot.job = Activity.current()
-        self._slots.append(slot)
+        running = RunningCall()
+        self._running.append(running)
         done = 0
         while (task := self._inbox.take()) is not None:
             if self._reason:  # stop() was called, and the inbox is not closed yet: nothing new begins
@@ -266,7 +286,7 @@ class Worker:
                 continue
             self.tally.running += 1
             try:
-                outcome = self._runner.run(task, slot)
+                outcome = self._runner.run(task, running)
                 self._persist_settling(task, outcome)
                 if isinstance(outcome, Failed) and isinstance(outcome.cause, EXITS):
                     self._exit = outcome.cause
@@ -274,14 +294,16 @@ class Worker:
             finally:
                 self.tally.running -= 1
             done += 1
-            if done % _BREATH == 0:
+            if done % _TASKS_A_TURN == 0:
                 next_tick()
 
     def _persist_settling(self, task: Task, outcome: Any) -> None:
         try:
             self._committer.settle(task, outcome)
         except TransientError as error:
-            logger.warning("task %s could not be settled, it will be an orphan: %s", task.id, error)
+            logger.warning(
+                "task %s could not be settled; another worker gets it when its lease expires: %s", task.id, error
+            )
             self._committer.let_go(task, has_run=True)
         except NOT_OF_ONE_MESSAGE:
             raise
@@ -290,23 +312,34 @@ class Worker:
 
     def _settle(self) -> None:
         while not self._stopping.is_set():
-            self._persist(self._committer.run_once, _WATCH_S)
-            self._inbox.hungry.set()
+            self._persist(self._committer.run_once)
+            self._inbox.has_room.set()
 
     def _watch(self) -> None:
         """End runs that take too long, and the worker when its time has come."""
         started_s = time.monotonic()
-        while not self._stopping.wait(_WATCH_S):
-            now = time.monotonic()
-            for slot in list(self._slots):
-                if slot.deadline_s < now and slot.task is not None:
-                    slot.interrupt(TaskTimeout("the handler ran longer than its timeout_s"))
-            if not self._is_idle():
+        while True:
+            self._has_tasks.clear()  # before the looks: what comes after them ends the wait
+            if self._stopping.is_set():
+                return
+            now, is_idle = time.monotonic(), self._is_idle()
+            for running in list(self._running):
+                for task in running.messages if running.is_overdue(now) else ():
+                    timeout_s = task.timeout_s or self.handlers[task.kind].timeout_s
+                    text = f"handler for {task.kind} exceeded timeout_s={timeout_s} on task {task.id}"
+                    running.interrupt(TaskTimeout(text))
+            if not is_idle:
                 self._busy_s = now
-            if self._max_uptime_ms is not None and (now - started_s) * 1000 >= self._max_uptime_ms:
-                self.stop("uptime")
-            elif self._idle_exit_ms is not None and (now - self._busy_s) * 1000 >= self._idle_exit_ms:
-                self.stop("idle")
+            wait_s = _IDLE_WATCH_S
+            for reason, since_s, most_ms in (
+                ("uptime", started_s, self._max_uptime_ms), ("idle", self._busy_s, self._idle_exit_ms),
+            ):  # fmt: skip
+                if most_ms is not None:
+                    left_s = since_s + most_ms / 1000 - now
+                    wait_s = min(wait_s, max(0.0, left_s))
+                    if left_s <= 0:
+                        self.stop(reason)
+            (self._has_tasks.wait(wait_s) if is_idle else self._stopping.wait(_WATCH_S))
 
     def _recover(self) -> None:
         """Free the tasks of dead workers, ours or others'."""
@@ -335,17 +368,17 @@ class Worker:
         try:
             return step(*args)
         except TransientError as error:
-            logger.warning("%s", error)
+            self._outage.failed(error)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            logger.exception("a worker of %r goes on after a failure", self.queue)
+            logger.exception("unexpected error in a worker of %r; it continues", self.queue)
         self._stopping.wait(_OUTAGE_PAUSE_S)
         return None
 
 
 class InlineWorker:
-    """A worker without activities of its own: nothing runs but what is asked for."""
+    """A worker that runs tasks only when called, without background activities."""
 
     def __init__(
         self,
@@ -355,6 +388,7 @@ class InlineWorker:
         results: ResultBackend | None = None,
         provides: Collection[str] = (),
     ) -> None:
+        _check_parts(queue, handlers)
         self.queue, self.provides = queue, frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
@@ -362,7 +396,7 @@ class InlineWorker:
         self._committer = ResultCommitter(queue, results, self.tally, 30.0, save_errors=False, emit=Emitter(None, ""))
 
     def run_once(self) -> Result | None:
-        """Do the next task; return its result, or None when there is no task, or it failed and will be tried again.
+        """Run the next task; return its result, or None if there was no task, or it failed and is retried.
 
         A task that is given up has a result of status `error`.
         """
@@ -372,9 +406,7 @@ class InlineWorker:
         found = self.queue.pop_many(1, block=False, provides=self.provides, kinds=self.kinds)
         if not found:
             return False, None
-        slot = RunningTask()
-        slot.job = Activity.current()
-        outcome = self._runner.run(found[0], slot)
+        outcome = self._runner.run(found[0], RunningCall())
         self._committer.settle(found[0], outcome)
         self._committer.end()
         if isinstance(outcome, Failed):
@@ -384,7 +416,7 @@ class InlineWorker:
         return True, outcome
 
     def run_until_empty(self) -> list[Result]:
-        """Do tasks until there is none that is due; return the results."""
+        """Run tasks until none is due; return the results."""
         results: list[Result] = []
         while True:
             was_found, result = self._run_next()
@@ -392,3 +424,11 @@ class InlineWorker:
                 return results
             if result is not None:
                 results.append(result)
+
+
+def _check_parts(queue: object, handlers: object) -> None:
+    if not hasattr(queue, "pop_many"):
+        raise ConfigurationTypeError(
+            f"queue must be a task queue, not {type_name(queue)}: RedisTaskQueue('redis://localhost:6379')"
+        )
+    check_type("handlers", handlers, Handlers, "register each function with @handlers.task('kind')")

@@ -3,7 +3,7 @@
 -- ARGV: 1 group, 2 consumer, 3 idle ms to give to the entries, 4.. entry ids in the order of the locks
 -- Returns: {1 = released, 0 = not this consumer's, for each}
 -- Called twice: the locks have run out; entries that nobody took are released again.
--- Deleting a lock would tell nobody: Redis sends an event only for a key that expires.
+-- include: shared/run_out.lua
 local stream, group, me, released = KEYS[1], ARGV[1], ARGV[2], {}
 for i = 4, #ARGV do
   local id, lock = ARGV[i], KEYS[i - 2]
@@ -12,9 +12,7 @@ for i = 4, #ARGV do
   if not holder then is_mine = #redis.call('XPENDING', stream, group, id, id, 1, me) == 1 end
   if is_mine then
     redis.call('XCLAIM', stream, group, me, 0, id, 'IDLE', ARGV[3], 'JUSTID')
-    if holder then redis.call('PEXPIRE', lock, 1) end
-    -- PEXPIRE deletes a lock whose millisecond is over by then, and tells nobody. SET does not look.
-    if lock and redis.call('EXISTS', lock) == 0 then redis.pcall('SET', lock, me, 'PX', 1) end
+    if lock then run_out(lock, me) end
   end
   released[i - 3] = is_mine and 1 or 0
 end

@@ -1,11 +1,13 @@
 -- Hands out new data streams to this consumer, unless others that have fewer are about to take them: new -> pending.
 -- KEYS: 1 load balancer stream, 2 peers
 -- ARGV: 1 group, 2 consumer, 3 streams owned, 4 capacity (0 = any), 5 ms for which this consumer counts as alive,
---       6 by how many it may be ahead of the least loaded, 7 ms for which an entry waits for others, 8 how many at most
+--       6 by how many it may be ahead of the least loaded, 7 ms for which an entry waits for others, 8 how many at most; fewer
+--       if they are large
 -- Returns: {0, entries}: taken (none = none wait) | {1}: none wait, and others are to have the next | {2}: some wait for others
 -- Called twice: takes more. An entry whose reply got lost is pending without a lock, which the next sweep finds.
 -- include: balancer/peers.lua
 -- include: shared/group_info.lua
+-- include: shared/pages.lua
 local stream, peers, group, me = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local owned, capacity = tonumber(ARGV[3]), tonumber(ARGV[4])
 register(peers, me, now_ms + ARGV[5], owned, capacity)
@@ -22,7 +24,14 @@ if least and least + ARGV[6] <= owned then
 elseif least then
   count = math.min(count, least + ARGV[6] - owned)
 end
-local reply = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', count, 'STREAMS', stream, '>')
-if not reply or not reply[1] then return {0, {}} end
-register(peers, me, now_ms + ARGV[5], owned + #reply[1][2], capacity)
-return {0, reply[1][2]}
+local rows, bytes, page = {}, 0, 1
+while #rows < count and bytes < ENOUGH do
+  local wanted, read = math.min(page, count - #rows), 0
+  local reply = redis.call('XREADGROUP', 'GROUP', group, me, 'COUNT', wanted, 'STREAMS', stream, '>')
+  local entries = reply and reply[1] and reply[1][2] or {}
+  for _, row in ipairs(entries) do rows[#rows + 1], read = row, read + weight(row) end
+  if #entries < wanted then break end
+  bytes, page = bytes + read, read > LARGE * #entries and 1 or count
+end
+if #rows > 0 then register(peers, me, now_ms + ARGV[5], owned + #rows, capacity) end
+return {0, rows}

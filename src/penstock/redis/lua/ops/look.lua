@@ -2,7 +2,7 @@
 -- KEYS: 1 stream
 -- ARGV: 1 how many groups to look at, at most
 -- Returns: {length, id of the first entry or '', id of the last or '', last generated id, entries ever added or -1 = the server
---       does not count, '1' = its newest entry is a dead letter, now in ms, how many groups there are,
+--       does not count, '1' = its first and its last entry say that they are dead letters, now in ms, how many groups there are,
 --       {{name, consumers, pending, last delivered id, entries read or -1, lag by the server or -1,
 --         id of the first unread entry, '' = there is none, '?' = it was not looked for, oldest pending id or '', its idle ms},
 --        ...}}; {} = there is no such stream
@@ -20,13 +20,13 @@ local length = redis.call('XLEN', stream)
 local is_huge = has_huge_entries(stream)
 local info = is_huge and {} or as_table(redis.call('XINFO', 'STREAM', stream))
 local first, last = info['first-entry'] or nil, info['last-entry'] or nil -- false where there is none
-local read, is_dead_letter = 0, '0'
-if first then read = weight(first) + weight(last) end
-if last then
-  for i = 1, #last[2], 2 do
-    if last[2][i] == 'dlq_reason' then is_dead_letter = '1' end
+local read = first and weight(first) + weight(last) or 0
+local function is_dead_letter(entry)
+  for i = 1, entry and #entry[2] or 0, 2 do
+    if entry[2][i] == 'dlq_reason' then return true end
   end
 end
+local are_dead_letters = is_dead_letter(first) and is_dead_letter(last) and '1' or '0'
 local last_id = last and last[1] or ''
 
 local function first_unread(delivered)
@@ -50,6 +50,6 @@ for n = 1, math.min(most, #groups) do
   }
 end
 return {
-  length, first and first[1] or '', last_id, info['last-generated-id'] or '', info['entries-added'] or -1, is_dead_letter,
+  length, first and first[1] or '', last_id, info['last-generated-id'] or '', info['entries-added'] or -1, are_dead_letters,
   now_ms, #groups, found,
 }

@@ -1,15 +1,12 @@
--- Takes a data stream from its owner: owned -> waiting for an owner. The entry leaves the owner's name first: else its next
--- heartbeat would take the stream up again, as after a lock that ran out unnoticed.
+-- Takes a data stream from its owner: owned -> waiting for an owner. Entry and lock leave the owner's name together: else
+-- its next heartbeat would extend the lock, or take the stream up again as after a lock that ran out unnoticed.
 -- KEYS: 1 load balancer stream, 2 lock (absent in a cluster, where it is given up after this)
 -- ARGV: 1 group, 2 owner, 3 entry id, 4 consumer under whose name the entry waits, 5 idle ms to give to it
 -- Returns: 1 = released, 0 = the owner does not hold the lock any more
 -- Called twice: finds the lock gone.
+-- include: shared/run_out.lua
 local stream, lock, group, owner, id = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 if lock and redis.call('GET', lock) ~= owner then return 0 end
 redis.call('XCLAIM', stream, group, ARGV[4], 0, id, 'IDLE', ARGV[5], 'JUSTID')
-if lock then
-  redis.call('PEXPIRE', lock, 1)
-  -- It deletes a lock whose millisecond is over by then, and tells nobody. SET does not look.
-  if redis.call('EXISTS', lock) == 0 then redis.pcall('SET', lock, owner, 'PX', 1) end
-end
+if lock then run_out(lock, ARGV[4]) end
 return 1

@@ -18,11 +18,14 @@ local function each_silent(idle_ms, me, room, cursor, page, take)
       end
     end
   end
-  local entries = redis.call('XPENDING', stream, group, cursor, '+', page)
+  if room() <= 0 then return cursor end
+  local entries, last = redis.call('XPENDING', stream, group, cursor, '+', page), nil
   for _, entry in ipairs(entries) do
-    if room() <= 0 then return cursor end
-    cursor = '(' .. entry[1]
-    if entry[2] ~= me then consider(entry) end
+    if entry[3] >= idle_ms and entry[2] ~= me then  -- asked first: nearly all are held by somebody who is alive
+      if room() <= 0 then return last and '(' .. last or cursor end
+      consider(entry)
+    end
+    last = entry[1]
   end
-  return #entries < page and room() > 0 and '-' or cursor
+  return #entries < page and room() > 0 and '-' or last and '(' .. last or cursor
 end

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
-from penstock.spark.pipeline.origin import Origin, visible
+from penstock.shown import shown_lines
+from penstock.spark.lake.files import FailPoint
+from penstock.spark.pipeline.files import BatchKey
+from penstock.spark.pipeline.rejected_rows import visible
 from penstock.spark.pipeline.sink_options import Console
-from penstock.spark.pipeline.sinks.refusal import Refusals
+from penstock.spark.pipeline.sinks.writer import Writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 
-class ConsoleWriter:
+class ConsoleWriter(Writer):
     """Prints the first rows of each batch."""
 
     # Showing computes no more rows than it shows: the others would never meet their handler, their dead letters or the
@@ -35,15 +37,8 @@ class ConsoleWriter:
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Show a batch."""
-        print(f"batch {key.number}")  # noqa: T201 - that is what it is for
-        visible(rows).show(self._sink.rows, truncate=40)
+        # Not show(): of what a terminal would carry out, Spark leaves some as it is.
+        table = visible(rows)._show_string(self._sink.rows, 40)  # type: ignore[operator]  # noqa: SLF001
+        print(f"batch {key.number}\n{shown_lines(table)}")  # noqa: T201 - that is what it is for
         mark("console shown")
         return True
-
-    def is_refusal(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Say no: everything can be shown."""
-        return False
-
-    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:  # noqa: ARG002
-        """Yield nothing."""
-        yield from ()

@@ -10,25 +10,22 @@ Rows with a key are merged into the table: by the driver, or by Delta's MERGE.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 from uuid import uuid4
 
-from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged, library
-from penstock.spark.lake.files import Location
+from penstock.spark.lake.delta import ATTEMPTS, CommitConflict, DataFile, DeltaLog, LogDamaged, library, statistics
+from penstock.spark.lake.files import FailPoint, Location
 from penstock.spark.lake.parquet import nullable_arrow, written
-from penstock.spark.lake.statistics import statistics
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
-from penstock.spark.pipeline.files import Files, joined
-from penstock.spark.pipeline.origin import visible
+from penstock.spark.pipeline.files import BatchKey, Files, joined, keep_attempt
+from penstock.spark.pipeline.rejected_rows import visible
 from penstock.spark.pipeline.sink_options import Delta
-from penstock.spark.pipeline.sinks.file_sink import FileSink, unwritable
 from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, table_schema
+from penstock.spark.pipeline.sinks.writer import FileSink, has_class, has_extension, unwritable
 from penstock.spark.runtime.errors import one_line
-from penstock.spark.runtime.master import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,12 +34,11 @@ if TYPE_CHECKING:
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _MISSING = (
-    "library = 'spark' needs Delta Lake in the session: its jar for this version of Spark, for example with "
-    f'spark."spark.jars.packages", and spark."spark.sql.extensions" = \'{_EXTENSION}\''
+    "library = 'spark' needs Delta Lake in the Spark session: add the jar for this Spark version, for example with "
+    f'spark."spark.jars.packages", and set spark."spark.sql.extensions" = \'{_EXTENSION}\''
 )
 _ROWS = "penstock_rows"
 _FOOTERS_AT_ONCE = 8
-_ATTEMPTS = 5
 _RECENT = 50  # commits among which ours is, if it was made: others may commit meanwhile
 
 
@@ -57,21 +53,15 @@ class _DeltaSink(FileSink):
         """Return the columns of the table for rows of this schema."""
         return self.partitions.schema(table_schema(Upsert.of(self._sink, schema), schema))
 
-    def _declared(self, schema: StructType) -> Iterator[str]:
-        """Yield what is wrong with the declaration."""
-        upsert = Upsert.of(self._sink, schema)
-        yield from () if upsert is None else upsert.problems(schema)
-        yield from self.partitions.problems(table_schema(upsert, schema))
-
     def _misfits(self, wanted: dict[str, str], found: dict[str, str], partitions: list[str]) -> Iterator[str]:
         path = self._sink.path
         for name, kind in wanted.items():
             if found.get(name) == kind or (name not in found and self._sink.evolve):
                 continue
-            there = f"{found[name]} there" if name in found else "missing there"
-            yield f"the table at {path} has other columns: {name!r} is {kind} here and {there}"
+            there = f"{found[name]} in the table" if name in found else "missing in the table"
+            yield f"the table at {path} has different columns: {name!r} is {kind} in the rows and {there}"
         if partitions != list(self.partitions.names):
-            yield f"the table at {path} is partitioned by {partitions}, not by partition_by"
+            yield f"the table at {path} is partitioned by {partitions}, which differs from partition_by"
 
     def _owner(self, key: BatchKey) -> str:
         return f"{key.query}.{self._sink.name}"
@@ -89,7 +79,7 @@ class DeltaWriter(_DeltaSink):
     def problems(self, schema: StructType) -> Iterator[str]:
         """Yield what would keep rows of this schema from being written; write nothing."""
         library()
-        faults = [*self._declared(schema), *unwritable(self._sink.path, self._files)]
+        faults = [*self.declared_faults(schema), *unwritable(self._sink.path, self._files)]
         yield from faults
         if faults:
             return
@@ -99,7 +89,7 @@ class DeltaWriter(_DeltaSink):
             yield str(error)
             return
         except Exception as error:  # of the store: there is no common class
-            yield f"the table at {self._sink.path} cannot be read: {one_line(error)}"
+            yield f"cannot read the table at {self._sink.path}: {one_line(error)}"
             return
         if log is not None:
             wanted = library().Schema.from_arrow(nullable_arrow(self._schema(schema)))
@@ -136,11 +126,11 @@ class DeltaWriter(_DeltaSink):
         folder, attempt = f"batch-{key.folder}", uuid4().hex[:8]
         place = joined(self._sink.path, folder, attempt)
         # The log of a Delta table holds the values of partitions as texts, and times in UTC.
-        count = written(rows, place, self._files, partition_by=self.partitions.names, zone="UTC")
+        count = written(rows, place, self._files.walk, partition_by=self.partitions.names, zone="UTC")
         mark("delta written")
         is_new = not count or self._add(log, place, f"{folder}/{attempt}", batch)
         if count and is_new:
-            self._tidy(joined(self._sink.path, folder), attempt)
+            keep_attempt(self._files, joined(self._sink.path, folder), attempt)
         else:
             self._files.delete(place)
         return is_new
@@ -160,37 +150,33 @@ class DeltaWriter(_DeltaSink):
 
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as readers:
             files = list(readers.map(described, found))
-        try:
-            log.commit(files, app=batch, keeps_log=False)
-        except CommitConflict:
-            log.refresh()
-            if not log.has(batch):
-                raise
-            # A store that did not hear its own answer may report our own commit as a conflict.
-            return any(file.path.startswith(f"{folder}/") for file in log.files())
-        return True
-
-    def _tidy(self, folder: str, attempt: str) -> None:
-        """Delete the files of other attempts, which can no longer be added: the batch is in the table."""
-        for name in self._files.names(folder):
-            if name != attempt:
-                self._files.delete(joined(folder, name))
+        is_new = self._committed(log, batch, lambda: log.commit(files, app=batch, keeps_log=False))
+        # A store that did not hear its own answer may report our own commit as a conflict.
+        return is_new or any(file.path.startswith(f"{folder}/") for file in log.files())
 
     def _merge(self, log: DeltaLog, rows: DataFrame, upsert: Upsert, batch: tuple[str, int], mark: FailPoint) -> bool:
-        found = rows.toArrow().cast(nullable_arrow(rows.schema))
+        found, newer = rows.toArrow().cast(nullable_arrow(rows.schema)), upsert.is_newer('t."{}"', 's."{}"')
         mark("delta written")
-        for attempt in range(1, _ATTEMPTS + 1):
+
+        def merge() -> None:
+            log.merge(found, upsert.key, is_newer=newer, deleted=DELETED, app=batch)
+
+        return self._committed(log, batch, merge)
+
+    def _committed(self, log: DeltaLog, batch: tuple[str, int], change: Callable[[], object]) -> bool:
+        """Commit a change, again if somebody else has changed the table meanwhile; return whether the batch was new."""
+        for left in reversed(range(ATTEMPTS)):
             try:
-                log.merge(found, upsert.key, is_newer=upsert.is_newer('t."{}"', 's."{}"'), deleted=DELETED, app=batch)
-            except CommitConflict:  # somebody else has changed the same rows
+                change()
+            except CommitConflict:
                 log.refresh()
                 if log.has(batch):
                     return False
-                if attempt == _ATTEMPTS:
+                if not left:
                     raise
             else:
-                return True
-        raise AssertionError("unreachable")
+                break
+        return True
 
     @property
     def _location(self) -> Location:
@@ -231,7 +217,7 @@ class DeltaSparkWriter(_DeltaSink):
         if not has_jars(self._spark):
             yield _MISSING
             return
-        faults = [*self._declared(schema), *unwritable(self._sink.path, Files(self._spark))]
+        faults = [*self.declared_faults(schema), *unwritable(self._sink.path, Files(self._spark))]
         yield from faults
         if faults:
             return
@@ -242,7 +228,7 @@ class DeltaSparkWriter(_DeltaSink):
                 partitions = [] if detail is None else list(detail["partitionColumns"])
                 yield from self._misfits(_names(self._schema(schema)), _names(there), partitions)
         except PySparkException as error:
-            yield f"the table at {self._sink.path} cannot be read: {one_line(error)}"
+            yield f"cannot read the table at {self._sink.path}: {one_line(error)}"
 
     def has(self, key: BatchKey) -> bool:
         """Return whether the batch is in the table."""
@@ -321,13 +307,4 @@ def uses_jars(sink: Delta, spark: SparkSession) -> bool:
 
 def has_jars(spark: SparkSession) -> bool:
     """Return whether the session knows Delta Lake: the jar alone is not enough."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
-    if is_connect(spark) or _EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
-        return False
-    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows no other way to the classes of the session
-    try:
-        jvm.org.apache.spark.util.Utils.classForName(_EXTENSION, True, False)
-    except Py4JError:
-        return False
-    return True
+    return has_extension(spark, _EXTENSION) and has_class(spark, _EXTENSION)

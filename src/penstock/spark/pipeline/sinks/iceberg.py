@@ -15,18 +15,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from penstock.spark.lake.files import FailPoint
 from penstock.spark.lake.iceberg import BatchNote, IcebergTable, Merge, for_hadoop
 from penstock.spark.lake.iceberg_java import IcebergFailed, IcebergJavaTable
 from penstock.spark.lake.parquet import nullable_arrow, unfit, written
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
-from penstock.spark.pipeline.files import Files, joined
-from penstock.spark.pipeline.origin import visible
+from penstock.spark.pipeline.files import BatchKey, Files, joined, keep_attempt
+from penstock.spark.pipeline.rejected_rows import RefusalRule, time_rules, visible
 from penstock.spark.pipeline.sink_options import Iceberg
-from penstock.spark.pipeline.sinks.file_sink import FileSink, unwritable
 from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, table_schema
-from penstock.spark.pipeline.sinks.refusal import RefusalRule, time_rules
+from penstock.spark.pipeline.sinks.writer import FileSink, has_class, has_extension, unwritable
 from penstock.spark.runtime.errors import one_line
-from penstock.spark.runtime.master import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,8 +50,7 @@ class IcebergWriter(FileSink):
         """Yield what would keep rows of this schema from being written; write nothing."""
         upsert = Upsert.of(self._sink, schema)
         wanted = table_schema(upsert, schema)
-        yield from () if upsert is None else upsert.problems(schema)
-        yield from self.partitions.problems(wanted)
+        yield from self.declared_faults(schema)
         faults = [fault for place in self._table.places() for fault in unwritable(place)]
         yield from faults or self._table.problems(
             nullable_arrow(wanted), is_keyed=upsert is not None, may_add=self._sink.evolve
@@ -84,7 +81,7 @@ class IcebergWriter(FileSink):
         batch, attempt = joined(self._table.location, "data", f"batch-{key.folder}"), uuid4().hex[:8]
         folder = joined(batch, attempt)
         place = for_hadoop(folder)
-        count = written(self._foldered(rows), place, self._files, partition_by=self._folders)
+        count = written(self._foldered(rows), place, self._files.walk, partition_by=self._folders)
         mark("iceberg written")
         if not count:
             self._files.delete(place)
@@ -92,14 +89,8 @@ class IcebergWriter(FileSink):
         found = [file.path for file in self._files.walk(place) if file.path.endswith(".parquet")]
         is_new = self._table.add([joined(folder, path) for path in found], note)
         if is_new:
-            self._tidy(for_hadoop(batch), attempt)
+            keep_attempt(self._files, for_hadoop(batch), attempt)
         return is_new
-
-    def _tidy(self, batch: str, attempt: str) -> None:
-        """Delete the files of other attempts, which can no longer be added: the batch is in the table."""
-        for name in self._files.names(batch):
-            if name != attempt:
-                self._files.delete(joined(batch, name))
 
     @property
     def _folders(self) -> tuple[str, ...]:
@@ -124,7 +115,7 @@ class IcebergWriter(FileSink):
         floats = {field.name for field in schema.fields if field.dataType.typeName() in ("float", "double")}
         for name in self.partitions.names:
             if name in floats:
-                yield RefusalRule(name, f"isnan(`{name}`)", "is NaN, which PyIceberg takes for no partition")
+                yield RefusalRule(name, f"isnan(`{name}`)", "is NaN, which PyIceberg cannot use as a partition value")
         yield from time_rules(schema)
 
 
@@ -142,10 +133,8 @@ class IcebergSparkWriter(FileSink):
         if not has_jars(self._catalogue, self._spark):
             yield _missing(self._catalogue)
             return
-        upsert = Upsert.of(self._sink, schema)
-        wanted = table_schema(upsert, schema)
-        yield from () if upsert is None else upsert.problems(schema)
-        yield from self.partitions.problems(wanted)
+        wanted = table_schema(Upsert.of(self._sink, schema), schema)
+        yield from self.declared_faults(schema)
         faults = [*unfit(wanted), *self._unwritable()]
         yield from faults or self._misfits(wanted)
 
@@ -163,7 +152,7 @@ class IcebergSparkWriter(FileSink):
                 found, may_add = table.described(), self._sink.evolve
                 yield from found.misfits(self._sink.table, table.types_of(schema), self.partitions, may_add=may_add)
         except (PySparkException, Py4JError) as error:
-            yield f"the catalogue cannot be used: {one_line(getattr(error, 'java_exception', error))}"
+            yield f"cannot use the catalogue: {one_line(getattr(error, 'java_exception', error))}"
 
     def _opened(self, spark: SparkSession) -> IcebergJavaTable:
         return IcebergJavaTable(self._sink.table, self._catalogue, self.partitions, spark)
@@ -216,19 +205,8 @@ def is_for_jars(sink: Iceberg, spark: SparkSession) -> bool:
 
 def has_jars(catalogue: str, spark: SparkSession) -> bool:
     """Return whether the session knows Iceberg and the catalogue: the jar alone is not enough."""
-    from py4j.protocol import Py4JError
-
-    if is_connect(spark) or _EXTENSION not in (spark.conf.get("spark.sql.extensions", "") or ""):
-        return False
-    kind = spark.conf.get(_setting(catalogue), "")
-    if kind not in _CATALOGUES:
-        return False
-    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows no other way to the classes of the session
-    try:
-        jvm.org.apache.spark.util.Utils.classForName(kind, True, False)
-    except Py4JError:
-        return False
-    return True
+    kind = spark.conf.get(_setting(catalogue), "") if has_extension(spark, _EXTENSION) else ""
+    return kind in _CATALOGUES and has_class(spark, str(kind))
 
 
 def _setting(catalogue: str) -> str:
@@ -237,7 +215,7 @@ def _setting(catalogue: str) -> str:
 
 def _missing(catalogue: str) -> str:
     return (
-        f"the session does not know Iceberg, or no catalogue {catalogue!r} of it: it needs the jar for this version of "
-        f'Spark, for example with spark."spark.jars.packages", spark."spark.sql.extensions" = \'{_EXTENSION}\' and '
-        f"spark.\"{_setting(catalogue)}\" = '{_CATALOGUES[0]}', with its type, uri and warehouse behind it"
+        f"the Spark session has no Iceberg, or no catalogue {catalogue!r}: add the jar for this Spark version, for "
+        f'example with spark."spark.jars.packages", and set spark."spark.sql.extensions" = \'{_EXTENSION}\' and '
+        f"spark.\"{_setting(catalogue)}\" = '{_CATALOGUES[0]}', with its type, uri and warehouse"
     )

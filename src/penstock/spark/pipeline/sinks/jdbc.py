@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.errors import PenstockError
-from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.origin import Origin, SourceEntry, visible
+from penstock.spark.pipeline.files import BatchKey
+from penstock.spark.pipeline.rejected_rows import Origin, Refusal, Refusals, SourceEntry, row_summary, visible
 from penstock.spark.pipeline.sink_options import Jdbc
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase, JdbcFailed
 from penstock.spark.pipeline.sinks.keyed import ORDER_LENGTH, Upsert, is_refused_for_key
-from penstock.spark.pipeline.sinks.refusal import Refusal, Refusals, told_of
 from penstock.spark.pipeline.sinks.staged import Names, StagedWriter, as_json, bisected, misfits
 
 if TYPE_CHECKING:
@@ -57,12 +56,12 @@ class JdbcWriter(StagedWriter):
             with self.transaction() as connection:
                 has_transactions, found = connection.has_transactions, connection.columns(self.target)
         except JdbcFailed as error:
-            yield f"the database cannot be used: {error}"
+            yield f"cannot use the database: {error}"
             return
         if not has_transactions:
-            yield "the database has no transactions: a batch that is repeated would be there twice"
+            yield "the database has no transactions, so a repeated batch would be written twice"
         if found is None and not self._sink.create:
-            yield f"table {self.target!r} does not exist: create it, or say create = true"
+            yield f"table {self.target!r} does not exist: create it, or set create = true"
         if found is not None:
             yield from misfits(self.target, schema, found, upsert, str.lower)
 
@@ -140,8 +139,8 @@ class JdbcWriter(StagedWriter):
 
     def _differs(self, stage: str, found: int | None) -> JdbcStageDiffers:
         return JdbcStageDiffers(
-            f"{stage} holds {found} rows and not the {self._staged} of the batch: a task was repeated after it had "
-            "written. Start the pipeline again, and look why executors are lost"
+            f"{stage} holds {found} rows instead of the {self._staged} of the batch: a task was repeated after "
+            "it had written. Run the pipeline again, and find out why executors are lost"
         )
 
     @contextmanager
@@ -237,6 +236,6 @@ class JdbcWriter(StagedWriter):
                 why |= dict(bisected([each for each in numbers if each not in why], unmoved))
         finally:
             self.drop(stage)
-        told = rows.select(*told_of(rows, origin), number)
+        told = rows.select(*row_summary(rows, origin), number)
         for stream, entry_id, shown, found in told.where(told[_ROW].isin(list(why))).collect() if why else ():
             yield Refusal(SourceEntry.of(stream, entry_id), None, str(why[found]), shown)

@@ -209,8 +209,8 @@ def _reason(thrown: Any) -> str:
     told = " ".join(str(thrown.getMessage() or thrown.toString()).split())
     if "No suitable driver" in told or "ClassNotFoundException" in str(thrown.toString()):
         return (
-            f"there is no JDBC driver for this url in the session ({told}): add its jar, for example with "
-            'spark."spark.jars.packages", or name its class in options.driver'
+            f"the Spark session has no JDBC driver for this url ({told}): add its jar, for example with "
+            'spark."spark.jars.packages", or set its class in options.driver'
         )
     return told
 

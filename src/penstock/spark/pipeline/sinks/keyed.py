@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.spark.pipeline.origin import origin_of, visible, visible_schema
+from penstock.spark.pipeline.rejected_rows import RefusalRule, origin_of, visible, visible_schema
 from penstock.spark.pipeline.sink_options import KeyedOptions
-from penstock.spark.pipeline.sinks.refusal import RefusalRule
-from penstock.spark.runtime.errors import one_line
+from penstock.spark.runtime.errors import one_line, unsteady
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 
 DELETED = "penstock_deleted"  # 1 in a row that deletes; it goes to no table
 _NUMBER, _TIE = "_penstock_number", "_penstock_tie"
-_NULL_IN_KEY = "a column of the key is null"
-_NO_ENTRY = "a row of a sink with a key comes from no entry"
+_NULL_IN_KEY = "a key column is null"
+_NO_ENTRY = "a row of a sink with a key has no source entry"
 _DIGITS = 20  # of the greatest number of 64 bits
 _ENTRY_ID = f"^[0-9]{{1,{_DIGITS}}}-[0-9]{{1,{_DIGITS}}}$"
 _WHY_NO_ENTRY = (
-    "is not the id of an entry, by which rows with a key are ordered: call this column something else, or name one in "
-    "order_by"
+    "is not an entry id, which determines the order of rows with the same key: rename this column, or set "
+    "order_by to another one"
 )
 ORDER_LENGTH = 2 * _DIGITS + 1
 
@@ -132,12 +131,12 @@ class Upsert:
         names = visible_schema(schema).names
         for name in self.key:
             if name not in names:
-                yield f"key: there is no column {name!r}; there are {', '.join(names)}"
+                yield f"key: unknown column {name!r}; available: {', '.join(names)}"
         if self.has_order_of_its_own:
             if self.order in names:
-                yield f"order_column: the rows have a column {self.order!r} of their own: name another one"
+                yield f"order_column: the rows already have a column {self.order!r}: choose another name"
         elif self.order is not None and self.order not in names:
-            yield f"order_by: there is no column {self.order!r}; there are {', '.join(names)}"
+            yield f"order_by: unknown column {self.order!r}; available: {', '.join(names)}"
         if self.delete_when is not None:
             yield from _wrong_condition(self.delete_when, schema)
 
@@ -146,10 +145,19 @@ def _wrong_condition(condition: str, schema: StructType) -> Iterator[str]:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    rows = SparkSession.active().createDataFrame([], schema)
     try:
-        SparkSession.active().createDataFrame([], schema).where(condition).schema  # noqa: B018 - it is analysed there
+        found = rows.where(condition)
+        _ = found.schema  # Spark Connect looks at the condition only now
+        if what := unsteady(rows, found):
+            yield f"delete_when = {condition!r} deletes other rows each time it is asked: leave out {what}"
     except PySparkException as error:
         yield f"delete_when = {condition!r}: {one_line(error)}"
+
+
+def upsert_of(sink: object, schema: StructType) -> Upsert | None:
+    """Return how a sink replaces rows of this schema; None if it appends, as those do that can have no key."""
+    return Upsert.of(sink, schema) if isinstance(sink, KeyedOptions) else None
 
 
 def table_schema(upsert: Upsert | None, schema: StructType) -> StructType:
@@ -168,11 +176,11 @@ def entry_order(column: str) -> str:
 
 def key_rules(sink: object, schema: StructType) -> Iterator[RefusalRule]:
     """Yield rules for rows that a sink with a key cannot order or replace."""
-    upsert = Upsert.of(sink, schema) if isinstance(sink, KeyedOptions) else None
+    upsert = upsert_of(sink, schema)
     if upsert is None:
         return
     for name in upsert.key:
-        yield RefusalRule(name, f"`{name}` IS NULL", "is null, and belongs to the key")
+        yield RefusalRule(name, f"`{name}` IS NULL", "is null, but is part of the key")
     if upsert.entry_id is not None:
         yield RefusalRule(upsert.entry_id, f"{entry_order(upsert.entry_id)} IS NULL", _WHY_NO_ENTRY)
 

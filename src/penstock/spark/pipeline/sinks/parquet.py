@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.spark.lake.files import FailPoint
 from penstock.spark.lake.parquet import written
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint, attempt_of, tidy
-from penstock.spark.pipeline.files import Files, joined
-from penstock.spark.pipeline.origin import visible, visible_schema
+from penstock.spark.pipeline.files import BatchKey, Files, attempt_of, joined, tidy
+from penstock.spark.pipeline.rejected_rows import visible, visible_schema
 from penstock.spark.pipeline.sink_options import Parquet
-from penstock.spark.pipeline.sinks.file_sink import FileSink, unwritable
+from penstock.spark.pipeline.sinks.writer import FileSink, unwritable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,10 +43,10 @@ class ParquetWriter(FileSink):
         faults = list(self.partitions.problems(schema))
         yield from faults
         if self.partitions.each and set(names) <= set(self.partitions.names):
-            yield "partition_by: at least one column must be left for the files"
+            yield "partition_by: at least one column must not be a partition column"
         for name in names:
             if name.lower() == COLUMN:
-                yield f"there is a column {name!r}, which the folders are named after: rename it"
+                yield f"column {name!r} conflicts with the name of the batch folders: rename it"
         unreachable = list(unwritable(self._sink.path, self._files))
         yield from unreachable
         if not faults and not unreachable:
@@ -68,8 +68,8 @@ class ParquetWriter(FileSink):
             # Of a column in the names of folders a reader guesses the type.
             if there == "missing" or (there != kind and field.name not in self.partitions.names):
                 yield (
-                    f"the table at {self._sink.path} has other columns: {field.name!r} is {kind} here and {there} "
-                    "there: write to another path"
+                    f"the table at {self._sink.path} has different columns: {field.name!r} is {kind} in the "
+                    f"rows and {there} in the table: write to another path"
                 )
 
     def has(self, key: BatchKey) -> bool:
@@ -88,7 +88,9 @@ class ParquetWriter(FileSink):
             tidy(files, joined(path, _HIDDEN), key)
             return False
         files.hide(shown)
-        count = written(rows, hidden, files, partition_by=self.partitions.names, compression=self._sink.compression)
+        count = written(
+            rows, hidden, files.walk, partition_by=self.partitions.names, compression=self._sink.compression
+        )
         mark("parquet written")
         is_new = not count or self._show(hidden, shown)
         tidy(files, joined(path, _HIDDEN), key)

@@ -11,20 +11,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import uuid4
 
 import pyarrow as pa
 
 from penstock.errors import PenstockError
-from penstock.spark.pipeline.batch_key import BatchKey
-from penstock.spark.pipeline.origin import HIDDEN, Origin, SourceEntry, visible
+from penstock.spark.pipeline.files import BatchKey
+from penstock.spark.pipeline.rejected_rows import (
+    HIDDEN,
+    Origin,
+    Refusal,
+    RefusalRule,
+    Refusals,
+    SourceEntry,
+    time_rules,
+    visible,
+)
 from penstock.spark.pipeline.sink_options import Postgres
 from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, is_refused_for_key
-from penstock.spark.pipeline.sinks.refusal import Refusal, RefusalRule, Refusals, time_rules
 from penstock.spark.pipeline.sinks.staged import Column, Names, StagedWriter, as_json, bisected, misfits
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.runtime.versions import required
 
 if TYPE_CHECKING:
     import psycopg
@@ -56,14 +65,7 @@ class PostgresRefused(PenstockError):
 
 
 def _driver() -> Any:
-    try:
-        import psycopg
-    except ImportError as error:
-        raise PostgresMissing(
-            f"the sink postgres needs psycopg, which cannot be imported ({error}): pip install 'penstock[postgres]', "
-            "on the executors as well"
-        ) from error
-    return psycopg
+    return required("psycopg", PostgresMissing, "the sink postgres", "'penstock[postgres]', also on the executors")
 
 
 def _is_about_values(error: BaseException) -> bool:
@@ -101,7 +103,7 @@ class PostgresWriter(StagedWriter):
         """Yield what is wrong with the database and its table, for rows that have these columns there."""
         psycopg, name = _driver(), self._sink.table
         try:
-            with closing(self._connection()) as connection:
+            with closing(_connect(self._sink.dsn)) as connection:
                 found = _columns(connection, self.target)
                 if found is not None:
                     yield from misfits(name, schema, found, upsert)
@@ -109,11 +111,11 @@ class PostgresWriter(StagedWriter):
                 elif self._sink.create:
                     yield from _without_type(schema)
                 else:
-                    yield f"table {name!r} does not exist: create it, or say create = true"
+                    yield f"table {name!r} does not exist: create it, or set create = true"
                     return
                 yield from self._forbidden(connection)
         except psycopg.Error as error:
-            yield f"PostgreSQL cannot be used: {_line(error)}"
+            yield f"cannot use PostgreSQL: {_line(error)}"
 
     def _without_index(self, connection: psycopg.Connection[Any], found: dict[str, Column]) -> Iterator[str]:
         key, name = self._sink.key, self._sink.table
@@ -126,28 +128,19 @@ class PostgresWriter(StagedWriter):
     def _forbidden(self, connection: psycopg.Connection[Any]) -> Iterator[str]:
         """Yield what the user may not do."""
         schema = self._sink.table.rpartition(".")[0].rpartition(".")[2] or None
-        (place,) = connection.execute("SELECT coalesce(%s::text, current_schema())", [schema]).fetchone() or (None,)
-        (exists,) = connection.execute("SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", [place]).fetchone() or (
-            False,
-        )
-        if not exists:
-            yield f"there is no schema {place!r}: create it"
+        place = _value(connection, "SELECT coalesce(%s::text, current_schema())", schema)
+        if not _value(connection, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", place):
+            yield f"schema {place!r} does not exist: create it"
             return
-        (may_create,) = connection.execute("SELECT has_schema_privilege(%s, 'CREATE')", [place]).fetchone() or (False,)
-        if not may_create:
+        if not _value(connection, "SELECT has_schema_privilege(%s, 'CREATE')", place):
             yield (
-                f"the user may create no table in the schema {place!r}, where batches are staged and noted: "
+                f"the user may not create tables in schema {place!r}, where batches are staged and recorded: "
                 "GRANT CREATE"
             )
         for table in (self.target, self._beside(_BATCHES)):
-            found = connection.execute("SELECT has_table_privilege(to_regclass(%s), 'INSERT')", [table]).fetchone() or (
-                None,
-            )
-            if found[0] is False:  # null where there is no such table
-                yield f"the user may not write to the table {table}: GRANT INSERT"
-
-    def _connection(self) -> psycopg.Connection[Any]:
-        return _connect(self._sink.dsn)
+            may_insert = _value(connection, "SELECT has_table_privilege(to_regclass(%s), 'INSERT')", table)
+            if may_insert is False:  # null where there is no such table
+                yield f"the user may not write to table {table}: GRANT INSERT"
 
     # --- a batch ---
 
@@ -177,13 +170,13 @@ class PostgresWriter(StagedWriter):
     def last(self, key: BatchKey) -> int:
         """Return the number of the last batch of this sink and query that is in the table, or -1."""
         query = f"SELECT batch FROM {self._beside(_BATCHES)} WHERE query = %s AND sink = %s"  # noqa: S608
-        with closing(self._connection()) as connection:
+        with closing(_connect(self._sink.dsn)) as connection:
             found = connection.execute(query.encode(), [key.query, self._sink.name]).fetchone()
         return -1 if found is None else int(found[0])
 
     def has(self, key: BatchKey) -> bool:
         """Return whether the table has the batch."""
-        with closing(self._connection()) as connection:
+        with closing(_connect(self._sink.dsn)) as connection:
             is_noted = _columns(connection, self._beside(_BATCHES)) is not None
         return is_noted and self.last(key) >= key.number
 
@@ -232,7 +225,7 @@ class PostgresWriter(StagedWriter):
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:
         """Begin a transaction; what was not committed at its end is rolled back."""
-        with closing(self._connection()) as connection:
+        with closing(_connect(self._sink.dsn)) as connection:
             yield PostgresTransaction(connection)
 
     def note(self, transaction: PostgresTransaction, key: BatchKey) -> bool:  # type: ignore[override]
@@ -288,10 +281,11 @@ class PostgresWriter(StagedWriter):
         columns = visible(marked).columns
         hidden = [name for name in marked.columns if name not in columns]
         plain = as_json(marked.select(*columns, *hidden))
-        with self.transaction() as transaction, _local_rows(plain) as found:
+        found: Any = plain.toLocalIterator()  # partition by partition
+        # Closed at the end, for Java to know that no more is wanted: not whenever memory is tidied.
+        with self.transaction() as transaction, closing(found):
             connection = transaction.connection
-            made = f"CREATE TEMP TABLE {_TRIED} ON COMMIT DROP AS {self._empty(columns)}"
-            transaction.run(made)
+            transaction.run(f"CREATE TEMP TABLE {_TRIED} ON COMMIT DROP AS {self._empty(columns)}")
 
             def attempt(some: Sequence[Row]) -> Exception | None:
                 try:
@@ -324,17 +318,21 @@ class CopyTask(Shipped):
         task, refused = uuid4().hex, None
         try:
             with closing(_connect(self.dsn)) as connection:
-                _copy(connection, self.statement, ((*row, task) for batch in batches for row in _rows(batch)))
+                _copy(
+                    connection,
+                    self.statement,
+                    (
+                        (*row, task)
+                        for batch in batches
+                        for row in zip(*(each.to_pylist() for each in batch.columns), strict=True)
+                    ),
+                )
                 connection.commit()
         except Exception as error:
             if not _is_about_values(error):
                 raise
             refused = _line(error)  # an error would have Spark try the task again
         yield pa.RecordBatch.from_pydict({"task": [task], "refused": pa.array([refused], pa.string())})
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def _copy(connection: psycopg.Connection[Any], statement: str, rows: Iterable[Sequence[Any]]) -> None:
@@ -346,16 +344,6 @@ def _copy(connection: psycopg.Connection[Any], statement: str, rows: Iterable[Se
 def _connect(dsn: str) -> psycopg.Connection[Any]:
     made: psycopg.Connection[Any] = _driver().connect(dsn, connect_timeout=_CONNECT_S)
     return made
-
-
-@contextmanager
-def _local_rows(rows: DataFrame) -> Iterator[Iterator[Row]]:
-    """Fetch partition by partition, and tell Java at the end that no more is wanted: not whenever memory is tidied."""
-    found: Any = rows.toLocalIterator()
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def _refusal(row: Row, origin: Origin | None, error: Exception, upsert: Upsert | None) -> Refusal:
@@ -397,6 +385,12 @@ WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL AND indexpr
 """
 
 
+def _value(connection: psycopg.Connection[Any], query: LiteralString, argument: str | None) -> Any:
+    """Return the one value that a query finds."""
+    found = connection.execute(query, [argument]).fetchone()
+    return None if found is None else found[0]
+
+
 def _columns(connection: psycopg.Connection[Any], table: str) -> dict[str, Column] | None:
     """Return the columns of a table, whose name is quoted; None if there is none."""
     return {name: Column(*rest) for name, *rest in connection.execute(_COLUMNS, [table])} or None
@@ -415,7 +409,7 @@ def _without_type(schema: StructType) -> Iterator[str]:
     for column in schema.fields:
         if _type(column.dataType) is None:
             kind = column.dataType.simpleString()
-            yield f"column {column.name!r} is {kind}, for which PostgreSQL has no type: cast it"
+            yield f"column {column.name!r} is {kind}, which PostgreSQL has no type for: cast it"
 
 
 def _line(error: BaseException) -> str:

@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.errors import EncodeError, PayloadTooLarge, PenstockError
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
-from penstock.spark.pipeline.origin import Origin, SourceEntry, visible, visible_schema
+from penstock.spark.lake.files import FailPoint
+from penstock.spark.pipeline.files import BatchKey
+from penstock.spark.pipeline.rejected_rows import (
+    Origin,
+    Refusal,
+    Refusals,
+    SourceEntry,
+    is_of_spark,
+    row_summary,
+    visible,
+    visible_schema,
+)
 from penstock.spark.pipeline.sink_options import RedisStreams
-from penstock.spark.pipeline.sinks.refusal import Refusal, Refusals, is_of_spark, told_of
 from penstock.spark.pipeline.spec import Source
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.option_values import Options
@@ -64,7 +73,7 @@ class RedisStreamsWriter:
             return
         kind = kind.decode() if isinstance(kind, bytes) else str(kind)
         if options.stream is not None and kind not in ("stream", "none"):
-            yield f"stream {options.stream!r} is a {kind} in Redis, and no stream"
+            yield f"key {options.stream!r} in Redis is a {kind}, not a stream"
 
     def is_refusal(self, error: BaseException) -> bool:
         """Tell whether a write may have failed for a value in a row."""
@@ -79,7 +88,7 @@ class RedisStreamsWriter:
         plain = visible(rows)
         given = Options({**self._options, "writeId": "check"})
         options = SinkOptions.from_options(given, plain.schema, is_streaming=False)
-        told = rows.select(*told_of(rows, origin), *plain.columns)
+        told = rows.select(*row_summary(rows, origin), *plain.columns)
         for stream, entry_id, shown, column, why in told.mapInArrow(PackTask(options), _PACKED_DDL).collect():
             yield Refusal(SourceEntry.of(stream, entry_id), column, why, shown)
 

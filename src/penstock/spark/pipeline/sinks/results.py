@@ -19,12 +19,21 @@ import pyarrow as pa
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.results.entry import in_utc
 from penstock.settings import ResultBackendSettings
+from penstock.spark.lake.files import FailPoint
 from penstock.spark.lake.parquet import FilesMissing
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
-from penstock.spark.pipeline.origin import Origin, visible, visible_schema
+from penstock.spark.pipeline.files import BatchKey
+from penstock.spark.pipeline.rejected_rows import (
+    Origin,
+    RefusalRule,
+    Refusals,
+    broken,
+    is_of_spark,
+    time_rules,
+    visible,
+    visible_schema,
+)
 from penstock.spark.pipeline.sink_options import Results
-from penstock.spark.pipeline.sinks.file_sink import unwritable
-from penstock.spark.pipeline.sinks.refusal import RefusalRule, Refusals, broken, is_of_spark, time_rules
+from penstock.spark.pipeline.sinks.writer import unwritable
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.sync.providers import make_result_backend
@@ -41,7 +50,9 @@ _TOLD = "others bigint, last string"
 _AT_ONCE = 1_000
 _PROBE = "penstock-validate"
 _CONNECT_S = 10
-_NO_ID = "can be no id of a result: 1 to 128 letters, digits, '_', '-' or single dots, not beginning with a sign"
+_NO_ID = (
+    "is not a valid result id: use 1 to 128 letters, digits, '_', '-' or single dots, starting with a letter or digit"
+)
 
 
 class ResultInvalid(PenstockError):
@@ -64,11 +75,11 @@ class ResultsWriter:
         for key, names in wanted.items():
             for name in names:
                 if name is not None and name not in types:
-                    yield f"{key}: there is no column {name!r}; there are {', '.join(types)}"
+                    yield f"{key}: unknown column {name!r}; available: {', '.join(types)}"
         if types.get(self._sink.id, _IDS[0]) not in _IDS:
-            yield f"id: column {self._sink.id!r} is {types[self._sink.id]}, and neither a text nor a whole number"
+            yield f"id: column {self._sink.id!r} is {types[self._sink.id]}; it must be a string or a whole number"
         if types.get(self._sink.finished_at or "", "timestamp") not in ("timestamp", "timestamp_ntz"):
-            yield f"finished_at: column {self._sink.finished_at!r} is no timestamp"
+            yield f"finished_at: column {self._sink.finished_at!r} is not a timestamp"
         yield from self._unreachable()
 
     def _unreachable(self) -> Iterator[str]:
@@ -82,7 +93,7 @@ class ResultsWriter:
                 else:
                     backend.get(_PROBE)
         except PenstockError as error:
-            yield f"the result back-end cannot be used: {error}"
+            yield f"cannot use the result back-end: {error}"
 
     def _no_database(self) -> Iterator[str]:
         import psycopg
@@ -90,7 +101,7 @@ class ResultsWriter:
         try:  # the back-end itself would make its tables before it looks for anything
             psycopg.connect(self._sink.options["dsn"], connect_timeout=_CONNECT_S).close()
         except psycopg.Error as error:
-            yield f"the result back-end cannot be used: {' '.join(str(error).split())}"
+            yield f"cannot use the result back-end: {' '.join(str(error).split())}"
 
     def has(self, key: BatchKey) -> bool:  # noqa: ARG002 - nothing tells it
         """Say yes: some of its rows may be there."""
@@ -104,7 +115,7 @@ class ResultsWriter:
         others = sum(row["others"] for row in told)
         if others:
             logger.warning(
-                "sink %s, batch %d: %d rows were left out, since another result has their id",
+                "sink %s, batch %d: skipped %d rows, because other results already have their ids",
                 self._sink.name, key.number, others,
             )  # fmt: skip
         mark("results saved")
@@ -118,7 +129,7 @@ class ResultsWriter:
         """Yield the rows that cannot be results, and write nothing."""
         text = f"cast(`{self._sink.id}` as string)"
         rules = [
-            RefusalRule(self._sink.id, f"{text} IS NULL", "is null, and is to be the id of a result"),
+            RefusalRule(self._sink.id, f"{text} IS NULL", "is null, but is the id of the result"),
             RefusalRule(self._sink.id, f"NOT ({text} RLIKE '^({ID_PATTERN})$') OR instr({text}, '..') > 0", _NO_ID),
         ]
         yield from broken(rows, [*rules, *time_rules(rows.schema)], origin)
@@ -131,8 +142,8 @@ class ResultsWriter:
             missing = sum(backend.get(task_id) is None for task_id in ids)
         if missing:
             raise FilesMissing(
-                f"{missing} of {len(ids)} tasks have saved results that are not there for the driver: name a root that "
-                "the driver and all executors share, or another back-end"
+                f"the driver cannot see the saved results of {missing} of {len(ids)} tasks: use a root that the "
+                "driver and all executors share, or another back-end"
             )
 
 
@@ -178,7 +189,7 @@ def result_of(sink: Results, row: Mapping[str, Any]) -> Result:
     """Return the result that a row stands for."""
     value = row[sink.id]
     if value is None:
-        raise ResultInvalid(f"a row has null in {sink.id!r}, which is to be the id of its result: filter it out")
+        raise ResultInvalid(f"a row has null in {sink.id!r}, the id of its result: filter such rows out")
     names: Iterable[str] = sink.columns or (name for name in row if name not in (sink.id, sink.finished_at))
     finished_at = row[sink.finished_at] if sink.finished_at is not None else None
     return Result(

@@ -14,11 +14,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
-from penstock.spark.pipeline.origin import Origin, visible
+from penstock.spark.lake.files import FailPoint
+from penstock.spark.pipeline.files import BatchKey
+from penstock.spark.pipeline.rejected_rows import Origin, RefusalRule, Refusals, broken, unbroken, visible
 from penstock.spark.pipeline.sink_options import Jdbc, Postgres
 from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, key_rules, table_schema
-from penstock.spark.pipeline.sinks.refusal import RefusalRule, Refusals, broken, unbroken
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -264,17 +264,21 @@ def misfits(
         kind, column = field.dataType.simpleString(), there.get(fold(field.name))
         if column is None and upsert is not None and upsert.has_order_of_its_own and field.name == upsert.order:
             yield (
-                f"table {table!r} has no column {field.name!r}, in which a sink with a key keeps the order of rows: "
-                f"ALTER TABLE {table} ADD {field.name} VARCHAR(41), or name a column of the rows in order_by"
+                f"table {table!r} has no column {field.name!r}, in which a sink with a key stores the order of "
+                f"rows: ALTER TABLE {table} ADD {field.name} VARCHAR(41), or set order_by to a column of the "
+                "rows"
             )
         elif column is None:
-            yield f"table {table!r} has no column {field.name!r}; it has {', '.join(found)}"
+            yield f"table {table!r} has no column {field.name!r}; available: {', '.join(found)}"
         elif not _takes(column, field.dataType.typeName(), kind):
-            yield f"table {table!r}: column {field.name!r} is {kind} here and {column.type} there: cast it in a step"
+            yield (
+                f"table {table!r}: column {field.name!r} is {kind} in the rows and {column.type} in the "
+                "table: cast it in a step"
+            )
     given = {fold(name) for name in schema.names}
     for name, column in found.items():
         if column.is_required and fold(name) not in given:
-            yield f"table {table!r}: column {name!r} must not be null and has no default, but the rows lack it"
+            yield f"table {table!r}: column {name!r} must not be null and has no default, but the rows do not have it"
 
 
 def _takes(column: Column, family: str, kind: str) -> bool:

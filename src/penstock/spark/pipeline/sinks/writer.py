@@ -1,19 +1,28 @@
-"""What every sink can do, whatever it writes to."""
+"""What every sink can do, whatever it writes to, and what those that write files have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.spark.pipeline.batch_key import BatchKey, FailPoint
-from penstock.spark.pipeline.sinks.refusal import Choosy
+from penstock.spark.lake.files import FailPoint, why_unwritable
+from penstock.spark.lake.partitions import Partitions
+from penstock.spark.pipeline.files import BatchKey, Files, local_path
+from penstock.spark.pipeline.rejected_rows import Origin, RefusalRule, Refusals, RejectsRows, broken, is_of_spark
+from penstock.spark.pipeline.sink_options import Delta, Iceberg, Parquet
+from penstock.spark.pipeline.sinks.keyed import is_refused_for_key, key_rules, table_schema, upsert_of
+from penstock.spark.runtime.master import is_connect
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+_LONGEST_NAME = 255  # of a folder, in bytes, on nearly every file system
+# What Spark writes as three characters in the name of a folder.
+_ESCAPED = r"[\\x01-\\x1F\\x7F\"#%\'*/:=?\\\\{\\[\\]^]"
 
-class Writer(Choosy, Protocol):
+
+class Writer(RejectsRows, Protocol):
     """Writes the batches of a pipeline to one sink."""
 
     is_atomic: bool
@@ -27,3 +36,70 @@ class Writer(Choosy, Protocol):
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless it is there; tell whether it was new."""
+
+
+class FileSink:
+    """A writer of files. It makes folders of values, and refuses what they cannot be named after."""
+
+    def __init__(self, sink: Parquet | Delta | Iceberg) -> None:
+        self.partitions = Partitions.of(sink.partition_by)
+        self._declared = sink
+
+    def declared_faults(self, schema: StructType) -> Iterator[str]:
+        """Yield what is wrong with the declaration, for rows of this schema."""
+        upsert = upsert_of(self._declared, schema)
+        yield from () if upsert is None else upsert.problems(schema)
+        yield from self.partitions.problems(table_schema(upsert, schema))
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Return whether a write may have failed for a value in a row: file systems say it in many ways."""
+        return is_refused_for_key(error) or (bool(self.partitions.each) and is_of_spark(error))
+
+    def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
+        """Yield the rows that the sink does not take, and write nothing."""
+        yield from broken(rows, list(self.rules(rows.schema)), origin)
+
+    def rules(self, schema: StructType) -> Iterator[RefusalRule]:
+        """Yield rules for values that cannot be written."""
+        yield from key_rules(self._declared, schema)
+        yield from folder_rules(self.partitions, schema)
+
+
+def folder_rules(partitions: Partitions, schema: StructType) -> Iterator[RefusalRule]:
+    """Yield rules for values that no folder can be named after."""
+    for partition in partitions.each:
+        text, column = f"cast({partition.expression(schema)} as string)", partition.column
+        yield RefusalRule(
+            column, f"instr({text}, char(0)) > 0", "contains NUL, which a folder name cannot (partition_by)"
+        )
+        length = f"octet_length(regexp_replace({text}, '{_ESCAPED}', '%XX')) + {len(partition.name.encode()) + 1}"
+        why = f"makes a folder name longer than {_LONGEST_NAME} bytes (partition_by)"
+        yield RefusalRule(column, f"{length} > {_LONGEST_NAME}", why)
+
+
+def unwritable(path: str, files: Files | None = None) -> Iterator[str]:
+    """Yield why nothing can be written below a path: on this machine, or elsewhere if it cannot be reached at all."""
+    place = local_path(path) if files is None else files.local(path)
+    if place is None:
+        if files is not None and (unreachable := files.why_unreachable(path)):
+            yield f"cannot reach {path}: {unreachable}"
+        return
+    if why := why_unwritable(place):
+        yield f"cannot write to {path}: {why}"
+
+
+def has_class(spark: SparkSession, name: str) -> bool:
+    """Return whether the session has a class of Java's."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows no other way to the classes of the session
+    try:
+        jvm.org.apache.spark.util.Utils.classForName(name, True, False)
+    except Py4JError:
+        return False
+    return True
+
+
+def has_extension(spark: SparkSession, name: str) -> bool:
+    """Return whether an extension is among the settings of a session whose Java this process sees."""
+    return not is_connect(spark) and name in (spark.conf.get("spark.sql.extensions", "") or "")

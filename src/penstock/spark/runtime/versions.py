@@ -1,10 +1,16 @@
-"""What the Spark half needs beside the core: PySpark, in a version that has the data source API."""
+"""What the Spark half needs beside the core, PySpark, and what differs between its versions."""
 
 from __future__ import annotations
 
+import inspect
 import re
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 _OLDEST_PYSPARK = (4, 1)
 _READ_LIMITS = (4, 2)
@@ -51,5 +57,22 @@ def newest_java() -> int | None:
     return None if _numbers(version) >= _ANY_JAVA else _NEWEST_JAVA_BEFORE
 
 
+def required(module: str, missing: type[PenstockError], what: str, install: str) -> Any:
+    """Return a module of an extra; raise `missing`, with what needs it and what to install, if there is none."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise missing(f"{what} needs {module}, which cannot be imported ({error}): pip install {install}") from error
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def arrow_schema(schema: StructType) -> Any:
+    """Return the columns of Spark as Arrow says them, and as executors must give them to Spark: with times in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    # Spark 4.1 has no such parameter, and always says UTC.
+    has_zone = "timezone" in inspect.signature(to_arrow_schema).parameters
+    return to_arrow_schema(schema, timezone="UTC") if has_zone else to_arrow_schema(schema)

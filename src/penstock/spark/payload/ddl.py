@@ -1,4 +1,4 @@
-"""The columns of a payload: Spark's DDL text to an Arrow schema and back.
+"""The columns of a payload: Spark's DDL text to an Arrow schema and back, and one type that holds the values of two.
 
 The Arrow types are those of `pyspark.sql.pandas.types.to_arrow_schema(..., timezone="UTC")`: Spark compares the schema
 of the first batch with its own, in names, order, types and nullability, and refuses the read when they differ.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 
 import pyarrow as pa
 
@@ -37,6 +38,9 @@ _TOKEN = re.compile(
     r"|(?P<word>\w+)|(?P<sign>[<>(),:]))",
     re.DOTALL,
 )
+BIG_WHOLE = pa.decimal128(38, 0)  # whole numbers beyond 64 bits, as Spark infers them
+_WHOLE = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), BIG_WHOLE]
+_NUMBERS = [*_WHOLE, pa.float32(), pa.float64()]
 
 
 def list_of(element: pa.DataType, *, nullable: bool = True) -> pa.DataType:
@@ -55,7 +59,9 @@ def check_names(names: list[str], where: str) -> None:
     for name in names:
         if name.lower() in seen:
             other = seen[name.lower()]
-            raise ConfigurationError(f"{where}: the columns {other!r} and {name!r} have the same name for Spark")
+            raise ConfigurationError(
+                f"{where}: the columns {other!r} and {name!r} have the same name in Spark, which ignores case"
+            )
         seen[name.lower()] = name
 
 
@@ -133,7 +139,7 @@ def _tokens(text: str) -> Iterator[_Token]:
         match = _TOKEN.match(text, position)
         if match is None:
             start = len(text) - len(text[position:].lstrip())
-            raise _unreadable(text, start, "this cannot be read")
+            raise _unreadable(text, start, "invalid character")
         kind = str(match.lastgroup)
         yield _Token(match[kind], kind, match.start(kind))
         position = match.end()
@@ -216,7 +222,7 @@ class _DdlReader:
     def literal(self) -> str:
         token = self.take()
         if token.kind != "text":
-            raise self.wrong("expected a text in quotes", token)
+            raise self.wrong("expected a quoted string", token)
         # Both ways to write a quote inside quotes: behind a backslash, and twice.
         return re.sub(r"[\\'\"]([\\'\"])", r"\1", token.value[1:-1])
 
@@ -245,7 +251,7 @@ class _DdlReader:
         numbers = self._numbers()
         precision, scale = (*numbers, *(10, 0)[len(numbers) :]) if len(numbers) <= 2 else (0, 0)
         if not (1 <= precision <= 38 and scale <= precision):
-            raise self.wrong("a decimal has a precision of 1 to 38 and a scale up to that", token)
+            raise self.wrong("a decimal needs a precision from 1 to 38 and a scale of at most the precision", token)
         return pa.decimal128(precision, scale)
 
     def _text_of_size(self, token: _Token) -> pa.DataType:
@@ -284,3 +290,62 @@ class _DdlReader:
     def _struct(self, _token: _Token) -> pa.DataType:
         self.expect("<")
         return pa.struct(self.fields(closing=">"))
+
+
+# --- one type for the values of two ---------------------------------------------------------------
+
+
+def merged(kinds: Iterable[pa.DataType]) -> pa.DataType:
+    """Return the type that holds the values of all; of none it is void."""
+    return reduce(merge, kinds, pa.null())
+
+
+def merge(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    """Return the narrowest type that holds the values of both, which is string when no other does."""
+    if left.equals(right) or pa.types.is_null(right):
+        return left
+    if pa.types.is_null(left):
+        return right
+    if left in _WHOLE and right in _WHOLE:
+        return _WHOLE[max(_WHOLE.index(left), _WHOLE.index(right))]
+    if left in _NUMBERS and right in _NUMBERS:
+        return pa.float64()
+    for same in (pa.types.is_list, pa.types.is_map, pa.types.is_struct):
+        if same(left) and same(right):
+            return _merge_nested(left, right)
+    return pa.string()
+
+
+def usable(kind: pa.DataType) -> pa.DataType:
+    """Return the type with string in place of void and of structs without fields, which most sinks of Spark refuse."""
+    if pa.types.is_null(kind) or (pa.types.is_struct(kind) and kind.num_fields == 0):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return list_of(usable(kind.value_type), nullable=kind.value_field.nullable)
+    if pa.types.is_map(kind):
+        return map_of(kind.key_type, usable(kind.item_type), nullable=kind.item_field.nullable)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(usable(field.type)) for field in kind])
+    return kind
+
+
+def _merge_nested(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(left):
+        nullable = left.value_field.nullable or right.value_field.nullable
+        return list_of(merge(left.value_type, right.value_type), nullable=nullable)
+    if pa.types.is_map(left):
+        nullable = left.item_field.nullable or right.item_field.nullable
+        return map_of(merge(left.key_type, right.key_type), merge(left.item_type, right.item_type), nullable=nullable)
+    return pa.struct(_merge_fields(left, right))
+
+
+def _merge_fields(left: pa.DataType, right: pa.DataType) -> list[pa.Field]:
+    ours = {field.name: field for field in left}
+    theirs = {field.name: field for field in right}
+    fields = []
+    for name in {**ours, **theirs}:
+        both = [side[name] for side in (ours, theirs) if name in side]
+        # What one side lacks may be missing, and so null.
+        nullable = len(both) == 1 or any(field.nullable for field in both)
+        fields.append(pa.field(name, merged(field.type for field in both), nullable))
+    return fields

@@ -1,0 +1,294 @@
+"""Calls the handler of the workers, async or plain, decides what its answer means, and ends it when its time is over.
+
+Whatever a handler hangs in, the task does not hang with it, in the Python worker that runs it:
+
+| the handler hangs in                              | what ends it                                                     |
+|---------------------------------------------------|------------------------------------------------------------------|
+| an await                                          | it is cancelled when the time is over                            |
+| Python, a system call (a socket, a lock, a sleep) | an alarm signal, which raises in the midst of it                 |
+| C code that pays no heed to signals               | the worker process is ended a little later, and Spark repeats    |
+|                                                   | the task. The one message in hand is given up before that        |
+| C code that holds the interpreter's lock as well  | the same, but nothing can be noted any more                      |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, TypeAlias, TypeVar
+
+from penstock.errors import ConfigurationError, FatalError, HandlerTimeout, PenstockError, text_of
+from penstock.model import StreamMessage
+from penstock.policy import Reason
+from penstock.runtime import aio, threads
+from penstock.spark.pipeline.dead_letters import Failure
+
+T = TypeVar("T")
+logger = logging.getLogger("penstock.spark")
+_MOST_GRACE_S = 5.0
+_AGAIN_S = 1.0  # after an alarm that a handler has swallowed
+_DIED, _STDERR = 70, 2
+_OUTPUT_MISSING: Mapping[str, Any] = {}
+
+
+class Alarm(BaseException):
+    """Raised in the midst of a handler; no Exception, which handlers like to catch."""
+
+
+class Deadline:
+    """The time that each call of a handler has; for the main thread, in which Spark runs its tasks."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.grace_s = min(_MOST_GRACE_S, timeout_s)
+        self._is_running = False
+
+    @property
+    def overdue(self) -> HandlerTimeout:
+        """What a call that took too long is told as."""
+        return HandlerTimeout(f"handler exceeded its timeout of {self.timeout_s:g} s")
+
+    def call(self, function: Callable[[], T], give_up: Callable[[], None]) -> T:
+        """Call a function; raise HandlerTimeout when its time is over, and end the process if that has no effect.
+
+        `give_up` is called in another thread before the process is ended.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise PenstockError("a handler with a timeout must run in the main thread, as it does in Spark's workers")
+        before, timer = signal.signal(signal.SIGALRM, self._raise), signal.setitimer(signal.ITIMER_REAL, 0)
+        last = threading.Timer(self.timeout_s + 2 * self.grace_s, self._end, (give_up,))
+        last.daemon = True
+        try:
+            last.start()
+            self._watch_from_c()
+            self._is_running = True
+            signal.setitimer(signal.ITIMER_REAL, self.timeout_s, _AGAIN_S)
+            try:
+                return function()
+            finally:
+                self._is_running = False
+        except Alarm:
+            raise self.overdue from None
+        finally:
+            self._is_running = False  # an alarm may have come just before it was said above
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_REAL, *timer)  # of somebody else's, who gets it later than planned
+            last.cancel()
+            faulthandler.cancel_dump_traceback_later()
+
+    def put_off(self) -> None:
+        """Give an await the time to end by itself, before the alarm."""
+        signal.setitimer(signal.ITIMER_REAL, self.timeout_s + self.grace_s, _AGAIN_S)
+
+    def _raise(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._is_running:  # else it has just ended
+            raise Alarm
+
+    def _watch_from_c(self) -> None:
+        # A thread of C's own, which needs no lock of the interpreter; it shows where the handler hangs as well.
+        with suppress(OSError, ValueError):  # a worker without an error stream
+            faulthandler.dump_traceback_later(self.timeout_s + 4 * self.grace_s, exit=True, file=_STDERR)
+
+    def _end(self, give_up: Callable[[], None]) -> None:
+        if not self._is_running:
+            return
+        try:
+            logger.error(
+                "%s and could not be interrupted; this Python worker exits, and Spark repeats the task", self.overdue
+            )
+            with suppress(OSError, ValueError):
+                faulthandler.dump_traceback(file=_STDERR)
+            give_up()
+        finally:
+            os._exit(_DIED)
+
+
+class NotDone(PenstockError):
+    """A handler did not return the id of a message, however often it was asked."""
+
+
+class _Ended(Exception):
+    """Carries what a handler raised that is no Exception: neither the event loop nor the task may end with it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+@dataclass
+class Outcome:
+    """What became of messages: the output of those that are done, by id, and the failure of the others."""
+
+    done: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
+
+
+Call: TypeAlias = Callable[[list[StreamMessage]], Any]
+GiveUp: TypeAlias = Callable[[str, Failure], None]
+Alone: TypeAlias = Callable[[str], AbstractContextManager[object]]
+
+
+def _forget(_entry_id: str, _failure: Failure) -> None:
+    """Note nothing of a message that ends this process."""
+
+
+class Caller:
+    """Calls a handler, async or plain, and decides what its answer means."""
+
+    def __init__(self, function: Call, attempts: int, *, has_output: bool, timeout_s: float | None = None) -> None:
+        self._function, self._attempts, self._has_output = function, attempts, has_output
+        self._deadline = None if timeout_s is None else Deadline(timeout_s)
+        self._runner: asyncio.Runner | None = None
+        self._give_up: GiveUp = _forget
+
+    def close(self) -> None:
+        """End the event loop, if an async handler needed one."""
+        if self._runner is not None:
+            self._runner.close()
+
+    def handle(self, messages: list[StreamMessage], give_up: GiveUp = _forget, alone: Alone | None = None) -> Outcome:
+        """Hand the messages over together, and those that are not done one by one.
+
+        `give_up` is told of the message with which this process ends, if one cannot be interrupted. With `alone` all
+        are handed over one by one, each within what it returns: a process before this one has died of one of them.
+        """
+        self._give_up = give_up
+        outcome = Outcome()
+        if alone is None:
+            self._settle(messages, outcome)
+        else:
+            for message in messages:
+                with alone(message.id):
+                    self._settle([message], outcome)
+        return outcome
+
+    def _settle(self, messages: list[StreamMessage], outcome: Outcome) -> None:
+        error = self._try(messages, outcome)
+        for message in messages:
+            if message.id not in outcome.done:
+                self._insist(message, error if len(messages) == 1 else None, outcome)
+
+    def _insist(self, message: StreamMessage, error: BaseException | None, outcome: Outcome) -> None:
+        for attempt in range(message.attempts + 1, self._attempts + 1):
+            if isinstance(error, FatalError):
+                break
+            message.attempts = message.delivery_count = attempt
+            error = self._try([message], outcome)
+            if message.id in outcome.done:
+                return
+        if error is None:
+            error = NotDone(f"handler did not return the id {message.id}")
+        reason = Reason.FATAL if isinstance(error, FatalError) else Reason.MAX_DELIVERIES
+        outcome.failed[message.id] = Failure(reason, error, message.attempts)
+
+    def _try(self, messages: list[StreamMessage], outcome: Outcome) -> BaseException | None:
+        try:
+            answer = self._call(messages.copy())
+        except ConfigurationError:
+            raise  # the same for every message: the pipeline cannot go on
+        except Exception as raised:
+            error = raised.error if isinstance(raised, _Ended) else raised
+            logger.warning(
+                "handler failed on message %s%s in attempt %d: %s", messages[0].id,
+                f" and {len(messages) - 1} more" if messages[1:] else "", messages[0].attempts, text_of(error, repr),
+                exc_info=error,
+            )  # fmt: skip
+            return error
+        asked = {message.id for message in messages}
+        for entry_id, output in _answers(answer, has_output=self._has_output):
+            if entry_id in asked:
+                outcome.done[entry_id] = output
+        return None
+
+    def _call(self, messages: list[StreamMessage]) -> Any:
+        if self._deadline is None:
+            return self._answer(messages)
+        overdue = self._deadline.overdue
+
+        def give_up() -> None:
+            if len(messages) == 1:  # of several, nobody knows which it is: they are handed over one by one next time
+                failure = Failure(Reason.MAX_DELIVERIES, overdue, messages[0].attempts)
+                self._give_up(messages[0].id, failure)
+
+        return self._deadline.call(lambda: self._answer(messages), give_up)
+
+    def _answer(self, messages: list[StreamMessage]) -> Any:
+        try:
+            answer = self._function(messages)
+        except BaseException as error:
+            raise _contained(error, threads.comes_from_outside)  # noqa: B904 - nearly always the same one
+        if not inspect.isawaitable(answer):
+            return answer
+        if self._deadline is not None:
+            self._deadline.put_off()
+        runner, self._runner = self._runner or asyncio.Runner(), None
+        try:
+            found = runner.run(_awaited(answer, self._deadline))
+        except Exception:
+            self._runner = runner
+            raise
+        except BaseException:  # an alarm has torn it apart, and what is left in it may not want to end
+            runner.get_loop().close()
+            raise
+        self._runner = runner
+        return found
+
+
+def _contained(error: BaseException, comes_from_outside: Callable[[BaseException], bool]) -> BaseException:
+    """Return what to raise for an error of a handler: the error itself, unless it would end more than one attempt."""
+    if isinstance(error, Exception | Alarm) or comes_from_outside(error):
+        return error
+    return _Ended(error)
+
+
+async def _awaited(answer: Any, deadline: Deadline | None) -> Any:
+    try:
+        return await _in_time(answer, deadline)
+    except BaseException as error:
+        raise _contained(error, aio.comes_from_outside)  # noqa: B904 - nearly always the same one
+
+
+async def _in_time(answer: Any, deadline: Deadline | None) -> Any:
+    if deadline is None:
+        return await answer
+    limit = asyncio.timeout(deadline.timeout_s)
+    try:
+        async with limit:
+            return await answer
+    except TimeoutError:
+        if limit.expired():  # else it is one of the handler's own
+            raise deadline.overdue from None
+        raise
+
+
+def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    if answer is None:
+        return []
+    if has_output:
+        if not isinstance(answer, Mapping) or not all(isinstance(value, Mapping) for value in answer.values()):
+            raise ConfigurationError(
+                "the step has an output, so its handler must return a mapping of ids to mappings of columns, "
+                f"not {type(answer).__name__}"
+            )
+        return list(answer.items())
+    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
+        raise ConfigurationError(f"handler must return a list of message ids, not {answer!r}")
+    return [(str(entry_id), _OUTPUT_MISSING) for entry_id in answer]
+
+
+def is_repeated_task() -> bool:
+    """Tell whether Spark has begun this task before: its last worker may have died of a message."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0

@@ -1,0 +1,34 @@
+"""Checks of the types of what users pass: each raises an error that names the parameter, and what to pass instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+
+from penstock.encode_errors import type_name
+from penstock.errors import ConfigurationError, ConfigurationTypeError
+
+
+def check_type(name: str, value: object, wanted: type, example: str) -> None:
+    """Raise ConfigurationError unless the value is an instance of the class."""
+    if not isinstance(value, wanted):
+        raise ConfigurationTypeError(f"{name} must be a {wanted.__name__}, not {type_name(value)}: {example}")
+
+
+def check_list(name: str, value: object, hint: str) -> None:
+    """Raise ConfigurationError unless the value holds many things: a text would give its letters, a dict its keys."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise ConfigurationTypeError(f"{name} must be a list, not {type_name(value)}: {hint}")
+
+
+def check_arguments(name: str, function: Callable[..., object], count: int) -> None:
+    """Raise ConfigurationError for a function that cannot be called with so many positional arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):
+        return  # some built-in functions have none
+    try:
+        signature.bind(*range(count))
+    except TypeError as error:
+        arguments = "1 argument" if count == 1 else f"{count} arguments"
+        raise ConfigurationError(f"{name} is called with {arguments}, which it does not take: {error}") from None
