@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -95,17 +96,20 @@ def main() -> int:
     parser.add_argument(
         "--strict", action="store_true", help="exit with 1 if the greater archive takes 1.5 times as long"
     )
+    parser.add_argument("--keep", type=Path, help="keep both archives in this folder, or measure those that it has")
     arguments = parser.parse_args()
     rows, is_met = [], True
-    with tempfile.TemporaryDirectory(prefix="bench-archive-") as place:
+    kept = arguments.keep
+    with nullcontext(kept) if kept else tempfile.TemporaryDirectory(prefix="bench-archive-") as place:
         few, many = Path(place) / "few", Path(place) / "many"
-        made(few, _SMALL)
-        started = time.perf_counter()
-        made(many, arguments.commits)
-        each_ms = (time.perf_counter() - started) / arguments.commits * 1000
+        if not many.exists():
+            made(few, _SMALL)
+            started = time.perf_counter()
+            made(many, arguments.commits)
+            print(f"{(time.perf_counter() - started) / arguments.commits * 1000:.1f} ms for each commit")
         state = load_state(many)
         files = len(list((many / "_delta_log").iterdir()))
-        print(f"{arguments.commits:,} commits, {each_ms:.1f} ms each; {len(state.files):,} files, {files:,} in the log")
+        print(f"{arguments.commits:,} commits; {len(state.files):,} files, {files:,} in the log")
         works: dict[str, Callable[[Path], object]] = {
             "open": load_state,
             "status": status,

@@ -108,17 +108,28 @@ async def run(job: dict[str, Any]) -> None:
         await balancer.run(handle)
 
 
+def run_sync(job: dict[str, Any]) -> None:
+    from penstock import sync
+
+    def handle(stream: sync.OwnedStream) -> None:
+        say("begin", stream=stream.name, position=stream.position, token=stream.token)
+        for message in stream:
+            stream.commit(message)
+
+    with sync.StreamClient.from_url(job["url"]) as client:
+        sync.StreamBalancer(client, SERVICE, id=job["name"], **job.get("settings", {})).run(handle)
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if job.get("deaf"):
         Listener.open = never  # type: ignore[method-assign]
-    if job.get("mode") == "run":
-        asyncio.run(run(job))
-    elif job.get("half") == "sync":
-        follow_sync(job)
+    runs, is_sync = job.get("mode") == "run", job.get("half") == "sync"
+    if is_sync:
+        (run_sync if runs else follow_sync)(job)
     else:
-        asyncio.run(follow(job))
+        asyncio.run((run if runs else follow)(job))
 
 
 async def never(listener: Listener, host: object) -> None:

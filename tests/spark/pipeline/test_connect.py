@@ -96,12 +96,13 @@ def test_what_was_read_is_in_all_sinks_once_and_what_is_bad_in_the_dead_letters(
     with penstock("validate", file) as process:
         assert process.end()[-1] == f"{file}: pipeline 'orders' is valid"
     with penstock("run", file) as process:
-        batches = 3 if HAS_LIMITS else 2  # without limits one, and one more for the watermark
-        assert process.end()[-1] == f"orders: done after {batches} batches, 26 rows"
+        assert re.fullmatch(
+            r"orders: done after \d batches, 26 rows", process.end()[-1]
+        )  # Spark adds some for watermarks
     assert numbers(tmp_path) == (good(25), good(25))
     add_orders(stream_redis, 5, first=25)
     with penstock("run", file) as process:
-        assert process.end()[-1].endswith(" batches, 5 rows")  # one more for the watermark
+        assert process.end()[-1].endswith(" batches, 5 rows")
     assert numbers(tmp_path) == (good(30), good(30))
     assert sorted(letter["data"] for letter in dead_letters(stream_redis)) == bad(30)
 
