@@ -12,6 +12,7 @@ from penstock.number_checks import check_number, check_seconds
 from penstock.policy import Backoff
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import Message, content_key, literal_key
+from penstock.type_checks import check_arguments
 
 OnFailure: TypeAlias = Literal["retry", "terminal"]
 Overload: TypeAlias = Literal["raise", "block", "drop_oldest"]
@@ -143,14 +144,7 @@ def _check_callback(callback: object, *, is_async: bool) -> None:
         raise ConfigurationTypeError(
             "on_heartbeat_failure is async: use penstock.RedisMessageQueue, or pass a plain function"
         )
-    try:
-        inspect.signature(callback).bind()
-    except TypeError:
-        raise ConfigurationTypeError(
-            "on_heartbeat_failure is called without arguments: give its parameters defaults"
-        ) from None
-    except ValueError:
-        pass  # a builtin that does not tell
+    check_arguments("on_heartbeat_failure", callback, 0)
 
 
 def checked_backoff(policy: object, delay: object, longest: object) -> Backoff:

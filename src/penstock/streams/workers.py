@@ -195,18 +195,20 @@ class DeliveryWorkers:
         """Let go of messages that belong to other consumers now, and end the calls that have no others."""
         self._in_flight.lose(lost)
         for worker in self.running:
-            if worker.messages and all(message.lease_lost for message in worker.messages):
-                worker.interrupt(LeaseLost(f"lost the lease of {_named(worker.messages)} to another consumer"))
+            messages = worker.messages  # in the sync half, a worker thread may end its call at any moment
+            if messages and all(message.lease_lost for message in messages):
+                worker.interrupt(LeaseLost(f"lost the lease of {_named(messages)} to another consumer"))
 
     def interrupt_overdue(self) -> None:
         """End calls that have been running for too long."""
+        commands = self._in_flight.context.commands
         for worker in self.running:
-            if worker.is_overdue(time.monotonic()):
-                commands = self._in_flight.context.commands
+            messages = worker.messages
+            if messages and worker.is_overdue(time.monotonic()):
                 worker.interrupt(
                     HandlerTimeout(
                         f"handler for {commands.keys.stream}/{commands.group} exceeded "
-                        f"handler_timeout_ms={self._timeout_s * 1000:.0f} on {_named(worker.messages)}"
+                        f"handler_timeout_ms={self._timeout_s * 1000:.0f} on {_named(messages)}"
                     )
                 )
 
