@@ -61,13 +61,17 @@ class OutageLog:
     def __init__(self, logger: logging.Logger, name: str) -> None:
         self._logger, self._name = logger, name
         self._began_s = 0.0
+        self._failed_s = float("-inf")  # the last time
         self._logged_s: dict[str, float] = {}  # by the text of the error
 
     def failed(self, error: PenstockError) -> None:
         """Log an error that passes, unless it was logged within the last minute of this outage."""
         text, now_s = str(error), time.monotonic()
+        if now_s - self._failed_s > _REMINDER_S:
+            self._logged_s.clear()  # of an earlier outage, during which the consumer or worker stopped
         if not self._logged_s:
             self._began_s = now_s
+        self._failed_s = now_s
         if now_s - self._logged_s.get(text, float("-inf")) >= _REMINDER_S:
             self._logged_s[text] = now_s
             self._logger.warning("%s: %s; retrying", self._name, text)

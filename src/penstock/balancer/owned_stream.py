@@ -54,8 +54,10 @@ class StreamWatcher:
             return
         self._waiting[key] = (after, wake)
         self._changed.set()
-        await wake.wait(timeout_s)
-        self._waiting.pop(key, None)
+        try:
+            await wake.wait(timeout_s)
+        finally:
+            self._waiting.pop(key, None)
 
     async def _wait_alone(self, key: str, after: str, wake: Flag, timeout_s: float) -> None:
         reading = self._alone.setdefault(key, BlockingRead(self._client, key))

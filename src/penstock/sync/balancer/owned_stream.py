@@ -55,8 +55,10 @@ class StreamWatcher:
             return
         self._waiting[key] = (after, wake)
         self._changed.set()
-        wake.wait(timeout_s)
-        self._waiting.pop(key, None)
+        try:
+            wake.wait(timeout_s)
+        finally:
+            self._waiting.pop(key, None)
 
     def _wait_alone(self, key: str, after: str, wake: Flag, timeout_s: float) -> None:
         reading = self._alone.setdefault(key, BlockingRead(self._client, key))

@@ -225,9 +225,9 @@ class DeadLetterStream(ABC, Generic[Letter]):
         if ids is None:
             return int(self._client.call(self._key, "XTRIM", self._key, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
         check_list("ids", ids, "write ['17-0'] for a single one")
-        gone = 0
-        for start in range(0, len(ids), _PAGE):
-            command = ("XDEL", self._key, *ids[start : start + _PAGE])
+        gone, wanted = 0, [*ids]
+        for start in range(0, len(wanted), _PAGE):
+            command = ("XDEL", self._key, *wanted[start : start + _PAGE])
             gone += int(self._client.call(self._key, *command, repeat=Repeat.IDEMPOTENT))
         return gone
 
