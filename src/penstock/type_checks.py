@@ -16,7 +16,7 @@ def check_type(name: str, value: object, wanted: type, example: str) -> None:
 
 
 def check_list(name: str, value: object, hint: str) -> None:
-    """Raise ConfigurationError unless the value holds many things: a text would give its letters, a dict its keys."""
+    """Raise ConfigurationError unless the value is a collection: iterating a str gives characters, a dict its keys."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ConfigurationTypeError(f"{name} must be a list, not {type_name(value)}: {hint}")
 
