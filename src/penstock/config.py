@@ -1,4 +1,4 @@
-"""How a consumer behaves: one frozen value, checked once, cross-field rules side by side."""
+"""The settings of a consumer: one frozen value, validated once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_WORKER_NAME = 64
 class ConsumerConfig:
     """Settings of a `StreamConsumer`.
 
-    `min_idle_claim_ms` is the lease: a message whose holder has not renewed it for so long goes to another
-    consumer. Durations are in milliseconds. None means: derived from the others, as the properties tell.
+    `min_idle_claim_ms` is the lease: a message whose holder has not renewed it for that long goes to another consumer.
+    Durations are in milliseconds. None means derived from the others; see the properties.
     """
 
     group: str
@@ -98,7 +98,7 @@ class ConsumerConfig:
 
     @property
     def limits(self) -> AttemptLimits:
-        """How often a message may be tried."""
+        """How often a message may be delivered and attempted."""
         return AttemptLimits(self.max_deliveries, self.max_attempts)
 
     @property
@@ -122,6 +122,6 @@ def unique_worker_name(group: str, hostname: str | None = None, pid: int | None 
     # Drawn from the system and not from `random`: forked workers share its state and would get the same name.
     unique = f"{process:x}{secrets.token_hex(4)}"
     room = MAX_WORKER_NAME - len(unique) - len("__")
-    # The tail of the hostname is kept: that is where pods of one deployment differ.
+    # Keep the end of the hostname, where the pods of a deployment differ.
     host = (hostname or socket.gethostname() or "localhost")[-(room - 1) :]
     return f"{group[: room - len(host)]}_{host}_{unique}"

@@ -19,7 +19,7 @@ _LEAST_SPAN_S = 1.0
 
 
 class RateTracker:
-    """Counts events and tells their rate over the last 60 seconds.
+    """Counts events and computes their rate over the last 60 seconds.
 
     Guarantees: at most some 600 buckets are kept whatever is recorded; `record` takes constant time; both
     methods may be called from any thread. Events within 100 ms share a bucket, so the far edge of the window
@@ -85,17 +85,17 @@ class Tally:
         self._lock = threading.Lock()
 
     def count(self, **counts: int) -> None:
-        """Add to counters by their names; workers of the sync half do so from many threads."""
+        """Add to counters by their names; workers of the sync API call this from many threads."""
         with self._lock:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)
 
     def count_read(self, count: int) -> None:
-        """Count messages that came in."""
+        """Count messages that were read."""
         if count:
             if self._first_read is None:
                 self._first_read = time.monotonic()
-            self.read += count  # no thread comes in between: nothing is called
+            self.read += count  # atomic, because nothing is called
             self._rate_in.record(count)
 
     def count_acked(self, count: int) -> None:
@@ -170,7 +170,7 @@ class WorkerTally:
             outcomes[outcome] += number
 
     def took(self, kind: str, seconds: float) -> None:
-        """Take note of how long a run took."""
+        """Record the duration of a run."""
         tally = self.of(kind)
         with self._lock:
             tally.seconds += seconds

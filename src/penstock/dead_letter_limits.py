@@ -69,7 +69,7 @@ class DeadLetterLimits:
         return all(value is None for value in self._numbers().values())
 
     def are_exceeded(self, count: int, age_ms: float, size: int) -> bool:
-        """Tell whether the oldest of so many records, of that age and of that size together, has to go."""
+        """Return whether the oldest of `count` records, with that age and total size, must be removed."""
         return (
             (self.max_count is not None and count > self.max_count)
             or (self.max_age_s is not None and age_ms > self.max_age_s * 1000)
@@ -90,5 +90,5 @@ class DeadLetterLimits:
         return self.max_count or 0, age_ms, self.max_bytes or 0, int(self.ignore_groups)
 
     def __str__(self) -> str:
-        """Show the limits that there are."""
+        """Show the limits that are set."""
         return ", ".join(f"{name}={value}" for name, value in self._numbers().items() if value is not None) or _NONE

@@ -52,7 +52,7 @@ def record(
     fields: Sequence[bytes], source: str, entry_id: str, group: str, consumer: str, reason: str,
     error: BaseException | None, attempts: int, deliveries: int, *, error_text: str | None = None,
 ) -> Record:  # fmt: skip
-    """Return the fields of a dead letter: those of the entry, as far as there is room, and what happened to it."""
+    """Return the fields of a dead letter: those of the entry, as far as they fit, and what happened to it."""
     kept, cut = kept_fields(fields)
     told = {
         "reason": str(reason),
@@ -72,7 +72,7 @@ def record(
 
 
 def parse(entry_id: str, fields: Sequence[bytes]) -> DeadLetter:
-    """Read a record, whoever has written it: what is missing or no number is empty or 0."""
+    """Read a record from any writer: missing fields are empty, and invalid numbers are 0."""
     by_name = envelope.as_mapping(fields)
 
     def text(attribute: str) -> str:
@@ -102,7 +102,7 @@ def parse(entry_id: str, fields: Sequence[bytes]) -> DeadLetter:
 
 
 def is_mark(name: str) -> bool:
-    """Tell whether a field says what happened to an entry, and is none of it."""
+    """Return whether a field was added by a dead letter, and is not part of the entry."""
     return name.startswith(MARK) and name != CUT
 
 
@@ -116,7 +116,7 @@ def redriven(fields: Mapping[str, bytes], redrives: int, origin: str, without: C
 
 
 def own_fields(fields: Sequence[bytes]) -> list[bytes]:
-    """Return the fields that Penstock itself writes, each once, without those of others."""
+    """Return the fields that Penstock itself writes, each once, without those of other programs."""
     found = {name: value for name, value in zip(fields[::2], fields[1::2], strict=True) if name in WELL_KNOWN}
     return [part for field in found.items() for part in field]
 

@@ -1,9 +1,9 @@
-"""The fields of a stream entry: the payload is in `data`, everything else stands beside it.
+"""The fields of a stream entry: `data` contains the payload, others everything else.
 
-An entry with nothing but `data` is what redis-stream-queue 0.1.x writes, and it reads no other field.
+redis-stream-queue 0.1.x writes entries with only `data`, and reads no other field.
 
-Anybody who may write to the stream chose these bytes. They are parsed here and nowhere else: no parser costs more than
-the bytes that it is given, and none raises anything but DecodeError.
+Anyone who may write to the stream can choose these bytes. They are parsed only here: parsing takes time in proportion
+to the bytes, and raises nothing but DecodeError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEADERS = "headers"
 CONTENT_TYPE = "content_type"
 EXPIRES_AT = "expires_at"
 REDRIVES = "redrives"
-DEDUP_KEY = "dedup_key"  # under which the message was published, so that the key can be freed
+DEDUP_KEY = "dedup_key"  # under which the message was published, so that the key can be released
 
 _encode_json = msgspec.json.encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -62,7 +62,7 @@ def _is_text(value: object) -> bool:
 
 
 def decode_headers(raw: bytes | None) -> Mapping[str, str]:
-    """Decode headers; what is not an object of texts is shown as one header `raw`, never an error."""
+    """Decode headers; anything but an object of strings becomes one header `raw`, without an error."""
     if not raw:
         return NO_HEADERS
     try:
@@ -74,7 +74,7 @@ def decode_headers(raw: bytes | None) -> Mapping[str, str]:
 
 
 def text(raw: bytes | None, most: int | None = None) -> str:
-    """Return bytes as text of at most so many characters; a byte that is no UTF-8 becomes a replacement character."""
+    """Return bytes as text of at most `most` characters; bytes that are not UTF-8 become replacement characters."""
     if not raw:
         return ""
     if most is None:
@@ -135,7 +135,7 @@ class _Names(dict[bytes, str]):
 
     def __missing__(self, raw: bytes) -> str:
         name = field_name(raw)
-        if len(self) < _MOST_NAMES and len(raw) <= _LONGEST_NAME:  # whoever writes to a stream chooses them
+        if len(self) < _MOST_NAMES and len(raw) <= _LONGEST_NAME:  # any writer of the stream can choose them
             self[raw] = name
         return name
 
@@ -144,7 +144,7 @@ _name_of = _Names().__getitem__
 
 
 def as_mapping(fields: Fields) -> dict[str, bytes]:
-    """Return the fields of an entry by name; of fields with one name the last one counts."""
+    """Return the fields of an entry by name; of fields with the same name, the last one counts."""
     return dict(zip(map(_name_of, fields[::2]), fields[1::2], strict=True))
 
 

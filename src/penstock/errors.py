@@ -54,7 +54,7 @@ EXITS = (SystemExit, KeyboardInterrupt)  # raised by a handler they end the proc
 
 
 def was_raised(error: BaseException) -> bool:
-    """Tell whether code raised the error; Ctrl-C, and the closing of a generator, strike wherever it happens to be."""
+    """Return whether code raised the error, unlike Ctrl-C or closing a generator, which interrupt code anywhere."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -73,7 +73,7 @@ class SettingsError(ConfigurationError):
     """The settings (file, environment, flags) are unusable; the message names the place. Commands end with code 2."""
 
 
-# --- what Redis or the way to it answered ---------------------------------------------------------
+# --- Redis and the connection to it ---------------------------------------------------------------
 
 
 class RedisError(PenstockError):
@@ -240,7 +240,7 @@ class WorkerDied(PenstockError):
 
     @classmethod
     def in_attempt(cls, number: int) -> WorkerDied:
-        """Return the error of a message that was given up after so many attempts."""
+        """Return the error of a message whose process died in attempt `number`."""
         return cls(
             f"the process that held this message ended or stopped renewing its lease in attempt {number}: "
             "killed, os._exit() or out of memory?"
@@ -248,7 +248,7 @@ class WorkerDied(PenstockError):
 
 
 NOT_OF_ONE_MESSAGE = (TransientError, PermanentError, ConsumerNameTaken)
-"""What the server or the way to it says to everybody; any other error in settling a message is that message's own."""
+"""Errors that concern all messages; any other error in settling a message concerns only that message."""
 
 
 class GatewayContractError(PenstockError, TypeError):
@@ -322,7 +322,7 @@ class RetryLater(PenstockError):
         super().__init__(reason or f"retry in {delay_s} s")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Let it cross from a process that ran the handler."""
+        """Support pickling, for handlers that run in another process."""
         return type(self), (self.delay_s, str(self))
 
 
@@ -334,7 +334,7 @@ class Snooze(PenstockError):
         super().__init__(reason or f"snooze for {delay_s} s")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Let it cross from a process that ran the handler."""
+        """Support pickling, for handlers that run in another process."""
         return type(self), (self.delay_s, str(self))
 
 

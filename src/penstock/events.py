@@ -39,7 +39,7 @@ class EventName(StrEnum):
     DISCARDED = "discarded"  # id: failed, and the policy wants no retry
     RENEWED = "renewed"  # id: the lease
     RENEWAL_FAILED = "renewal_failed"  # id, reason: the lease will run out, or has
-    STALE = "stale"  # id, what: refused, for the message belongs to somebody else by now
+    STALE = "stale"  # id, what: refused, because another consumer has the message
     UNSETTLED = "unsettled"  # id, error: Redis was out of reach; the next call tries again
     UNLOGGED = "unlogged"  # id, log: done, but the log refused its record
     TRYING_AGAIN = "trying_again"  # error, pause_s: after a failure that passes
@@ -64,7 +64,7 @@ Emit = Callable[..., None]  # of an EventName, and its fields by name
 
 
 def tell(sink: EventSink, event: Event) -> None:
-    """Tell a user's function what happened; its failure changes nothing."""
+    """Call a user's function with an event; log its errors."""
     try:
         sink(event)
     except Exception:
@@ -72,12 +72,12 @@ def tell(sink: EventSink, event: Event) -> None:
 
 
 class Emitter:
-    """Tells a user's function what happens to one stream; without a function it costs a look."""
+    """Passes the events of one stream to a user's function, if there is one."""
 
     def __init__(self, sink: EventSink | None, stream: str, group: str = "") -> None:
         self.sink, self._stream, self._group = sink, stream, group
 
     def __call__(self, name: EventName, **fields: object) -> None:
-        """Tell of an event."""
+        """Emit an event."""
         if self.sink is not None:
             tell(self.sink, Event(name, self._stream, self._group, fields))

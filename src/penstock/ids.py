@@ -39,7 +39,7 @@ def _number(digits: str, stream_id: str) -> int:
 
 
 def is_id(text: str) -> bool:
-    """Tell whether a text is the id of an entry."""
+    """Return whether a text is a stream id."""
     try:
         parse(text)
     except ConfigurationError:
@@ -89,7 +89,7 @@ class MessageIds:
 
     @classmethod
     def forked(cls) -> None:
-        """Draw anew in a forked process, which would make the same ids otherwise; called by the interpreter."""
+        """Choose new random bits in a forked process, which would otherwise create the same ids; a fork hook."""
         for maker in list(cls._all):
             maker._draw()  # noqa: SLF001
 

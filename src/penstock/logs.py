@@ -1,4 +1,4 @@
-"""Log records that every handler can write, whatever an error of a user's code says of itself."""
+"""Makes log records safe for every handler, whatever the errors of user code contain; logs outages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class StandIn(PenstockError):
 
 
 class _Writable(logging.Filter):
-    """Puts a stand-in into a record whose error says what UTF-8 cannot hold, cannot be shown, or is endless.
+    """Replaces the error of a record if it cannot be encoded as UTF-8, cannot be formatted, or is too long.
 
-    The error itself and not only its text: formatters of JSON, and whoever sends errors elsewhere, ask it themselves.
+    Replaces the error itself, not only its text, because JSON formatters and error trackers format it themselves.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -46,7 +46,7 @@ _WRITABLE = _Writable()
 
 
 def install() -> None:
-    """Have the loggers of this library write what every handler can take; a second call changes nothing."""
+    """Make the log records of this library safe for every handler; a second call has no effect."""
     for half in ("penstock", "penstock.sync"):
         for part in _PARTS:
             logging.getLogger(f"{half}.{part}").addFilter(_WRITABLE)
@@ -55,19 +55,23 @@ def install() -> None:
 class OutageLog:
     """Logs each error of an outage once a minute, and once that the outage is over.
 
-    Several activities of a consumer or worker fail and try again at the same time, many times a minute.
+    During an outage, several activities of a consumer or worker fail and retry at the same time, many times a minute.
     """
 
     def __init__(self, logger: logging.Logger, name: str) -> None:
         self._logger, self._name = logger, name
         self._began_s = 0.0
+        self._failed_s = float("-inf")  # the last time
         self._logged_s: dict[str, float] = {}  # by the text of the error
 
     def failed(self, error: PenstockError) -> None:
-        """Log an error that passes, unless it was logged within the last minute of this outage."""
+        """Log a temporary error, unless it was logged within the last minute of this outage."""
         text, now_s = str(error), time.monotonic()
+        if now_s - self._failed_s > _REMINDER_S:
+            self._logged_s.clear()  # of an earlier outage, during which the consumer or worker stopped
         if not self._logged_s:
             self._began_s = now_s
+        self._failed_s = now_s
         if now_s - self._logged_s.get(text, float("-inf")) >= _REMINDER_S:
             self._logged_s[text] = now_s
             self._logger.warning("%s: %s; retrying", self._name, text)

@@ -1,4 +1,4 @@
-"""What becomes of a message: pure decisions, carried out elsewhere."""
+"""Decides what happens to a message; pure functions, whose decisions are carried out elsewhere."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class Reason(StrEnum):
     FATAL = "fatal"
     EXPIRED = "expired"
     MISSING = "missing"
-    OPERATOR = "operator"  # somebody has decided so
-    REFUSED = "refused"  # the server refused the dead letter as a whole; this one has no fields but those of Penstock
+    OPERATOR = "operator"  # an operator moved it
+    REFUSED = "refused"  # the server rejected the complete record; this one has only the fields that Penstock knows
 
 
 def unreadable(error: BaseException | None) -> Reason:
-    """Return why a message is given up that could not be read."""
+    """Return the reason for dead-lettering a message that could not be read."""
     return Reason.NOT_AUTHENTIC if isinstance(error, NotAuthentic) else Reason.DECODE_ERROR
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Hand the message out again after the delay; a snooze gives the attempt back."""
+    """Deliver the message again after the delay; a snooze does not count as an attempt."""
 
     after_ms: int
     counts: bool = True
@@ -50,7 +50,7 @@ Verdict: TypeAlias = RetryAfter | GiveUp
 
 
 def doubling(first: float, failures: int, longest: float) -> float:
-    """Return the delay after so many failures in a row: the first one, doubled by each further failure."""
+    """Return the delay after a number of failures in a row: the first one, doubled with each further failure."""
     delay: float = min(first * 2 ** min(failures - 1, 32), longest)
     return delay
 
@@ -83,7 +83,7 @@ class DelaysById:
         return round(doubling(1_000, failures, 60_000)), failures == 1
 
     def forget(self, settled_id: str) -> None:
-        """Take note that a thing has not failed."""
+        """Forget the failures of an id."""
         self._failures.pop(settled_id, None)
 
     def __len__(self) -> int:
@@ -92,21 +92,21 @@ class DelaysById:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLimits:
-    """How often a message may be tried; None = as often as you like."""
+    """How often a message may be delivered and attempted; None = no limit."""
 
     max_deliveries: int | None
     max_attempts: int | None
 
     def is_exhausted(self, deliveries: int, attempts: int) -> bool:
-        """Tell whether a message with these counts must not be handed to a handler again."""
+        """Return whether a message with these counts must not run again."""
         return (self.max_deliveries is not None and deliveries >= self.max_deliveries) or (
             self.max_attempts is not None and attempts >= self.max_attempts
         )
 
     def is_last_chance(self, deliveries: int, attempts: int) -> bool:
-        """Tell whether the next run is the last one permitted.
+        """Return whether the next run is the last one permitted.
 
-        Such a message is run alone: if it takes the process down, it takes no neighbour along.
+        Such a message runs alone, so that it affects no other message if it kills the process.
         """
         return self.is_exhausted(deliveries + 1, attempts + 1)
 

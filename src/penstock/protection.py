@@ -40,8 +40,8 @@ class Protection:
     making it current, and taking the old one away when no message of it is left. With `accept_plain`, payloads without
     protection are let through: for the time of a migration only, because a stranger may write them.
 
-    Guarantees: a payload that is opened was protected by somebody who has the key, for this stream and this message id.
-    A copy of the whole entry passes: what must not run twice has to be deduplicated.
+    Guarantees: a payload that can be opened was protected with the key, for this stream and message id. A copy of the
+    whole entry can be opened, too: deduplicate messages that must not run twice.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ def payload_of(fields: Mapping[str, bytes], stream: str, protection: Protection 
 
 
 def is_protected(raw: bytes) -> bool:
-    """Tell whether a payload carries the mark of a protected one."""
+    """Return whether a payload has the mark of a protected one."""
     return len(raw) >= 5 and raw.startswith(_MARK)
 
 

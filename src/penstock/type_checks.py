@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.encode_errors import type_name
-from penstock.errors import ConfigurationError, ConfigurationTypeError
+from penstock.errors import ConfigurationTypeError
 
 
 def check_type(name: str, value: object, wanted: type, example: str) -> None:
@@ -16,19 +16,22 @@ def check_type(name: str, value: object, wanted: type, example: str) -> None:
 
 
 def check_list(name: str, value: object, hint: str) -> None:
-    """Raise ConfigurationError unless the value holds many things: a text would give its letters, a dict its keys."""
+    """Raise ConfigurationError unless the value is a collection: iterating a str gives characters, a dict its keys."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise ConfigurationTypeError(f"{name} must be a list, not {type_name(value)}: {hint}")
 
 
 def check_arguments(name: str, function: Callable[..., object], count: int) -> None:
-    """Raise ConfigurationError for a function that cannot be called with so many positional arguments."""
+    """Raise ConfigurationError unless the function can be called with that many positional arguments."""
     try:
-        signature = inspect.signature(function)
+        # A decorator made with functools.wraps may pass arguments of its own to the function that it wraps.
+        signature = inspect.signature(function, follow_wrapped=False)
     except (ValueError, TypeError):
         return  # some built-in functions have none
     try:
         signature.bind(*range(count))
     except TypeError as error:
-        arguments = "1 argument" if count == 1 else f"{count} arguments"
-        raise ConfigurationError(f"{name} is called with {arguments}, which it does not take: {error}") from None
+        arguments = {0: "no arguments", 1: "1 argument"}.get(count, f"{count} arguments")
+        raise ConfigurationTypeError(
+            f"{name} is called with {arguments}, which its signature does not accept: {error}"
+        ) from None

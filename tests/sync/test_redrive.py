@@ -185,7 +185,7 @@ def test_when_the_stream_refuses_the_record_stays(client: StreamClient, raw: red
 def test_purging_deletes_the_given_ones_or_all(client: StreamClient, raw: redis.Redis) -> None:
     ids = dead_letter(client, 6)
     letters = DeadLetters(client, STREAM)
-    assert letters.purge([ids[0], ids[5], "1-1"]) == 2
+    assert letters.purge({ids[0], ids[5], "1-1"}) == 2  # type: ignore[arg-type]
     assert numbers(raw, DEAD_LETTERS) == [1, 2, 3, 4]
     assert letters.purge([]) == 0
     assert letters.purge() == 4

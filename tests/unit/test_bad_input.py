@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 from typing import Any
 
@@ -209,6 +210,23 @@ def test_a_function_that_takes_other_arguments_is_refused_before_messages_fail_o
     for function in (takes[0], takes[3 - wanted]):
         with pytest.raises(ConfigurationError, match=f"{what} is called with {wanted} argument"):
             consumer(half, **options, **{what: function})
+
+
+@half
+@pytest.mark.parametrize("what", ["handler", "message_handler", "dlq_handler", "error_hook", "on_heartbeat_failure"])
+def test_a_decorator_may_pass_more_arguments_to_the_function_that_it_wraps(half: Any, what: str) -> None:
+    def handle(message: object, reason: object, session: object) -> object:
+        return message, reason, session
+
+    @functools.wraps(handle)
+    def with_session(message: object = None, reason: object = None) -> object:
+        return handle(message, reason, "session")
+
+    options = {what: with_session}
+    if what == "on_heartbeat_failure":
+        half.RedisMessageQueue("q", client=half.StreamClient(), heartbeat_interval_seconds=30, **options)
+    else:
+        consumer(half, **{"message_handler": None, **options} if what == "handler" else options)
 
 
 # --- parts ------------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,8 +15,10 @@ from hypothesis import strategies as st
 from penstock import StreamBalancer, StreamClient
 from penstock.balancer.config import BalancerConfig, BalancerOptions, MetricsRecorder, RetryConfig, consumer_id
 from penstock.balancer.messages import LBSInputMessage
+from penstock.balancer.owned_stream import StreamWatcher
 from penstock.errors import ConfigurationError, EncodeError, MalformedEntry, PayloadTooLarge
 from penstock.keys import BalancerKeys, hashed_part
+from penstock.runtime.aio import Flag
 
 
 def _utf8(text: str) -> bool:
@@ -150,3 +154,13 @@ def test_all_keys_of_a_service_share_a_slot(service: str) -> None:
 def test_braces_that_are_no_tag_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="braces"):
         BalancerKeys.of("a{b")
+
+
+async def test_a_stream_whose_handler_was_cancelled_is_watched_no_longer() -> None:
+    watcher = StreamWatcher(cast("StreamClient", SimpleNamespace(is_cluster=False)))
+    waiting = asyncio.ensure_future(watcher.wait("orders", "0-0", Flag(), 60))
+    await asyncio.sleep(0)
+    assert list(watcher._waiting) == ["orders"]
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert not watcher._waiting

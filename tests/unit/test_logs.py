@@ -15,6 +15,7 @@ import penstock
 import penstock.sync
 import penstock.tasks
 from penstock.errors import CommandTimeout, ConnectionLost
+from penstock.logs import OutageLog
 
 
 class Mute(Exception):
@@ -94,6 +95,20 @@ async def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(
         answers += ["done", ConnectionLost("no answer")]
         await consumer._persist(step_async) if half is penstock else await asyncio.to_thread(consumer._persist, step)
         assert len(caplog.messages) == 5
+
+
+def test_an_outage_whose_end_nobody_saw_is_not_part_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = 1_000.0
+    monkeypatch.setattr("penstock.logs.time.monotonic", lambda: now_s)
+    outages = OutageLog(logging.getLogger("penstock.streams"), "w")
+    outages.failed(ConnectionLost("no answer"))
+    now_s += 3_600  # the consumer was stopped meanwhile
+    outages.failed(ConnectionLost("no answer"))
+    now_s += 2
+    outages.succeeded()
+    assert caplog.messages == ["w: no answer; retrying"] * 2 + ["w: works again after 2.0 s"]
 
 
 async def test_a_task_worker_logs_an_outage_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,6 +15,7 @@ from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.policy import AttemptLimits
 from penstock.sync.delivery.acks import AckSender
+from penstock.sync.delivery.callables import RunningCall
 from penstock.sync.delivery.decoding import DecodedMessages
 from penstock.sync.delivery.delivery import Delivery
 from penstock.sync.delivery.group_commands import MAX_IDS, Redelivery
@@ -164,6 +165,36 @@ def test_a_lease_that_is_lost_when_its_message_is_settled_disturbs_nobody() -> N
     nothing = cast("Any", None)
     DeliveryWorkers(in_flight, nothing, nothing, 1, nothing, nothing).lose_leases(["1-0", "2-0"])
     assert events == [(EventName.LEASE_LOST, ["1-0"])]
+
+
+class EndsWhenSeen(RunningCall):
+    """A call, and its message, that ends as soon as another thread has seen that it runs."""
+
+    id = "1-0"
+
+    def is_overdue(self, now_s: float) -> bool:
+        is_overdue = super().is_overdue(now_s)
+        self.messages = ()
+        return is_overdue
+
+    @property
+    def lease_lost(self) -> bool:
+        self.messages = ()
+        return True
+
+
+def test_a_call_that_ends_while_it_is_interrupted_disturbs_nobody() -> None:
+    nothing, call = cast("Any", None), EndsWhenSeen()
+    in_flight = _registry()
+    cast("Any", in_flight.context).commands = SimpleNamespace(keys=SimpleNamespace(stream="s"), group="g")
+    workers = DeliveryWorkers(in_flight, nothing, nothing, 1, nothing, nothing)
+    workers.running.append(call)
+    call.messages, call.deadline_s = [SimpleNamespace(id="1-0")], 0.0
+    workers.interrupt_overdue()
+    assert not call.messages
+    call.messages = [call]
+    workers.lose_leases([])
+    assert not call.messages
 
 
 @pytest.mark.usefixtures("restless")

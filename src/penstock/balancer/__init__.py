@@ -1,1 +1,1 @@
-"""Whole streams shared out over consumers, on the wire with redis-stream-client-go."""
+"""Distributes whole streams over consumers, with the wire protocol of redis-stream-client-go."""

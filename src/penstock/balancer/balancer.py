@@ -1,4 +1,4 @@
-"""StreamBalancer: whole data streams shared out over the consumers of a service, each with one owner at a time."""
+"""StreamBalancer: distributes whole data streams over the consumers of a service, with one owner at a time each."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _BEAT_POLL_S = 0.002
 class StreamBalancer:
     """One consumer of a balanced service.
 
-    Guarantees: a data stream has one owner at a time, known by a lock that this process extends from a thread of its
-    own. When an owner dies, or hands a stream over, the others are told; when it loses one, it is told itself.
+    Guarantees: a data stream has one owner at a time, which holds a lock that a thread extends. When an owner dies or
+    hands a stream over, the others get a notice; when it loses one, it gets one itself.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class StreamBalancer:
         return await self.start()
 
     async def __aexit__(self, *_: object) -> None:
-        """Hand over what is not finished."""
+        """Hand over unfinished streams."""
         await self.done()
 
     async def start(self) -> NoticeQueue:
-        """Join the service and return the notices, to be read by `async for`.
+        """Join the service and return the notices, to be read with `async for`.
 
-        Creates stream and group if they are missing. Called once.
+        Creates stream and group if they are missing. May be called only once.
         """
         if self._is_started:
             raise ConfigurationError(f"the balancer of {self.service!r} was already started; create a new one")
@@ -95,7 +95,7 @@ class StreamBalancer:
         await self._listener.start()
         self._beat()
         self._activities.start(self._guarded, self._reader.run)
-        # After each sweep, since a Go peer that has started meanwhile may have overwritten the setting.
+        # After each sweep, since a Go peer may have overwritten the setting when it started.
         self._activities.start(self._guarded, self._sweep.run, self._listener.switch_on)
         return self._notices
 
@@ -104,7 +104,7 @@ class StreamBalancer:
         self._heartbeat.start(at_once=True)
 
     async def _guarded(self, activity: Callable[..., Awaitable[None]], *args: object) -> None:
-        # An activity that cannot go on ends the notices, with its reason; locks are held until done() is called.
+        # An activity that fails ends the notices, with its reason; locks are held until done() is called.
         try:
             await activity(*args)
         except Exception as error:
@@ -117,7 +117,7 @@ class StreamBalancer:
         if self._is_over:
             return
         self._is_over = True
-        if self._scope is not None:  # it was started, or has claimed something
+        if self._scope is not None:  # it was started, or has claimed a stream
             await shielded(2 * CLEANUP_TIMEOUT_S, self._leave)
 
     async def _leave(self) -> None:
@@ -136,7 +136,7 @@ class StreamBalancer:
             )
         self._notices.close(terminated("done"))
         self._commands.emit(EventName.STOPPED)
-        await self._listener.end(CLEANUP_TIMEOUT_S)  # last: it is slow to end, and nobody waits for it
+        await self._listener.end(CLEANUP_TIMEOUT_S)  # last, because it is slow to end
 
     async def _hand_over_all(self) -> None:
         owned = self._holdings.all()
@@ -151,14 +151,14 @@ class StreamBalancer:
     async def add_stream(self, name: str, info: Info | None = None) -> str:
         """Add a data stream to the service; return the id of its entry in the load balancer stream.
 
-        A name that is there already waits until the entry before it is finished.
+        If the name was already added, the new entry waits until the earlier one is finished.
         """
         return await self._commands.add(LBSInputMessage(name, info))
 
     async def claim(self, payload: LBSInfo) -> Ownership:
-        """Become the owner of a stream whose owner is gone; when this returns, begin: no notice follows.
+        """Become the owner of a stream whose owner is gone; start when this returns, because no notice follows.
 
-        Raises AlreadyClaimed when it has an owner (this consumer, maybe) or is finished: somebody was first.
+        Raises AlreadyClaimed if it has an owner (perhaps this consumer) or is finished.
         """
         began_s, recorder = time.monotonic(), self.config.metrics_recorder
         name = payload.data_stream_name
@@ -190,7 +190,7 @@ class StreamBalancer:
                 raise
             self._holdings.add(ownership)
         self._beat()  # also for a claim before the start: nothing is owned without a heartbeat
-        if self._is_over:  # while the claim was under way; whoever hands over what is left may have passed by
+        if self._is_over:  # during the claim, perhaps after done() handed over all streams
             await self._commands.release([payload])
             self._forget(ownership)
             raise AlreadyClaimed(
@@ -206,7 +206,7 @@ class StreamBalancer:
     async def done_stream(self, name: str) -> None:
         """Finish a data stream: release it and delete its entry.
 
-        Raises StreamNotOwned when this consumer does not own it; OwnershipLost when another one has taken it over.
+        Raises StreamNotOwned if this consumer does not own it; OwnershipLost if another one has taken it over.
         """
         ownership = self._settling(name, is_kept=True)
         try:
@@ -224,7 +224,7 @@ class StreamBalancer:
     async def release(self, name: str) -> None:
         """Hand over an unfinished data stream: its lock expires at once, which notifies every peer, also in Go.
 
-        This consumer leaves it to others for some seconds. Raises as done_stream().
+        This consumer does not claim it again for some seconds. Raises like done_stream().
         """
         ownership = self._settling(name, is_kept=False)
         self._sweep.keep_away(ownership.payload.id_in_lbs)
@@ -245,7 +245,7 @@ class StreamBalancer:
         )
 
     async def _wait_for_beat(self) -> None:
-        # One that began before may extend the lock after it was given up.
+        # A heartbeat that began before may extend the lock after its release.
         number, deadline_s = self._heartbeat.begun, time.monotonic() + self.config.lease_ms / 1000
         while self._heartbeat.is_under_way(number) and time.monotonic() < deadline_s:
             await pause(_BEAT_POLL_S)
@@ -264,7 +264,7 @@ class StreamBalancer:
             self._reader.slot_is_free()
             if name in self._commands.queued:
                 self._commands.queued.discard(name)
-                self._sweep.soon()  # another entry of the same name has waited for this
+                self._sweep.soon()  # another entry of the same name waits for this
 
     # --- what happens -------------------------------------------------------------------------------
 
@@ -295,12 +295,12 @@ class StreamBalancer:
     ) -> None:
         """Run a handler on every stream that this consumer gets, concurrently, until stop(), SIGTERM or SIGINT.
 
-        `handler(stream)` reads the stream by `async for message in stream` and commits how far it is. Returning means
-        that the stream is done. When its iteration ends by itself, the stream is to be handed over. An exception hands
-        it over, too. A handler is cancelled when its stream was taken over. With a `serializer`, messages are decoded
-        as those of a consumer; without, they have `fields` only.
+        `handler(stream)` reads the stream with `async for message in stream` and commits its position. Returning
+        finishes the stream, unless the iteration ended because the stream must be handed over. An exception hands it
+        over, too. A handler is cancelled when its stream is taken over. With a `serializer`, messages are decoded as in
+        a StreamConsumer; without one, they have only `fields`.
 
-        With `rebalance`, streams move to consumers that have fewer, one handler after the other being let go first.
+        With `rebalance`, streams move to consumers that have fewer, after their handlers have ended.
         """
         check_number("shutdown_grace_ms", shutdown_grace_ms, may_be_zero=True)
         if self._runner is not None:
@@ -324,7 +324,8 @@ class StreamBalancer:
     ) -> None:
         """Run a handler on every shard of a topic that this consumer gets, as run() does.
 
-        A shard is never done: one whose handler returns is handed out again. The service must be the topic's name.
+        A shard is never finished: if its handler returns, it is handed out again. The service must have the topic's
+        name.
         """
         if topic.name != self.service:
             raise ConfigurationError(
@@ -336,7 +337,7 @@ class StreamBalancer:
             await handler(stream)
             stream.drain()
 
-        is_fitting = is_async(handler) is IS_ASYNC  # else run() says what is wrong with it
+        is_fitting = is_async(handler) is IS_ASYNC  # else run() raises the error
         await self.run(
             handle if is_fitting else handler,
             serializer=serializer or JsonSerializer(),

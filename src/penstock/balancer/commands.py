@@ -1,4 +1,4 @@
-"""The books of one consumer of a balanced service: every method is one command or script, one transition of a stream.
+"""The commands of one consumer of a balanced service: each method is one command or script, one transition of a stream.
 
 take, read           own                       done
 new ----------> pending ---------> owned ------------------> done
@@ -59,13 +59,13 @@ class HandedOutEntry:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a look at new streams brought."""
+    """The outcome of taking new streams."""
 
     rows: list[Row]
     is_ahead: bool = False
-    """Others own fewer streams and are to have the next ones."""
+    """Other consumers own fewer streams and should get the next ones."""
     is_waiting: bool = False
-    """There are new streams, which wait for others."""
+    """There are new streams, which are left to other consumers."""
 
 
 class Exhausted(AlreadyClaimed):
@@ -88,7 +88,7 @@ class BalancerCommands:
         self._dead_letter_writer = DeadLetterMover(
             client, keys.stream, keys.group, keys.dead_letters, config.logger, self.emit
         )
-        self.queued: set[str] = set()  # data streams of which this consumer has met another entry that waits
+        self.queued: set[str] = set()  # data streams with another entry that waits
 
     # --- the service --------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class BalancerCommands:
                 raise
 
     async def add(self, message: LBSInputMessage) -> str:
-        """Add a data stream, once even if the answer gets lost; return the id of its entry."""
+        """Add a data stream, only once even if the reply is lost; return the id of its entry."""
         keys = [self.keys.stream, self.keys.request(secrets.token_hex(8))]
         args: list[bytes | str | int] = [_REQUEST_TTL_MS, FIELD, message.encode()]
         reply: bytes = await self.client.run("balancer/add", keys, args, Repeat.IDEMPOTENT)
@@ -116,24 +116,24 @@ class BalancerCommands:
         return int(await self.client.run("balancer/announce", keys, args, Repeat.IDEMPOTENT))
 
     async def leave(self) -> None:
-        """Stop to count as a peer."""
+        """Stop counting as a peer."""
         await self.client.call(self.keys.stream, "HDEL", self.keys.peers, self.me, repeat=Repeat.IDEMPOTENT)
 
     async def live_peers(self, owned: int) -> dict[str, Peer]:
-        """Return the consumers that have registered and are alive, this one included: `owned` is what it has."""
+        """Return the registered consumers that are alive, and this one, which owns `owned` streams."""
         reply = await self.client.call(self.keys.stream, "HGETALL", self.keys.peers)
         seconds, micros = await self.client.call(self.keys.stream, "TIME")
         now_ms, found = int(seconds) * 1000 + int(micros) // 1000, {}
         for index in range(0, len(reply), 2):
             numbers = [number for word in reply[index + 1].split() if (number := envelope.number(word)) is not None]
-            if len(numbers) == 3 and numbers[0] >= now_ms:  # until when it counts as alive; others wrote no three
+            if len(numbers) == 3 and numbers[0] >= now_ms:  # until when it counts as alive, owned, capacity
                 found[envelope.text(reply[index])] = Peer(numbers[1], numbers[2])
         return {**found, self.me: Peer(owned, self.config.capacity or 0)}
 
     # --- new streams --------------------------------------------------------------------------------
 
     async def take(self, owned: int, limit: int) -> Taken:
-        """Take new streams without waiting for any, unless it is the turn of others."""
+        """Take new streams without waiting, unless other consumers should get them."""
         config = self.config
         args: list[str | int] = [
             self.keys.group, self.me, owned, config.capacity or 0, config.peer_ttl_ms, _SLACK, _PATIENCE_MS, limit,
@@ -142,7 +142,7 @@ class BalancerCommands:
         return Taken(_rows(reply[1]) if reply[0] == 0 else [], is_ahead=reply[0] > 0, is_waiting=reply[0] == 2)
 
     def read_command(self, block_ms: int) -> Command:
-        """Return the command that waits for one new stream; it must be sent once only."""
+        """Return the command that waits for one new stream; send it only once."""
         return (
             "XREADGROUP", "GROUP", self.keys.group, self.me, "COUNT", 1, "BLOCK", block_ms, "STREAMS", self.keys.stream,
             ">",
@@ -160,14 +160,14 @@ class BalancerCommands:
     # --- owning -------------------------------------------------------------------------------------
 
     async def own_new(self, claim: PendingClaim, additional_info: Info | None, owned: int) -> Ownership:
-        """Become the owner of a stream whose entry this consumer has just read; `owned` is how many it has by now."""
+        """Become the owner of a stream whose entry this consumer has just read; `owned` is how many it has."""
         token, _, _ = await self._own(claim, "", 0, owned)
         return Ownership(claim.payload, token, additional_info)
 
     async def claim(self, claim: PendingClaim, owned: int) -> Ownership:
         """Become the owner of a stream whose owner is gone.
 
-        Raises AlreadyClaimed when it has an owner, is finished, or comes after another entry of its name.
+        Raises AlreadyClaimed if it has an owner, is finished, or waits for an earlier entry of its name.
         """
         info = claim.payload
         if self.client.is_cluster:
@@ -184,8 +184,8 @@ class BalancerCommands:
     ) -> tuple[int, int, list[bytes]]:
         token, deliveries, fields = await self._ask(claim, min_idle_ms, limit, owned)
         while not claim.is_held:
-            # The lock may have run out before the reply was handled, and the stream may be another's: ask again, as for
-            # an entry that was just read, which grants only what is still pending here and counts no delivery.
+            # The lock may have expired before the reply was handled, and another consumer may own the stream. Ask again
+            # as for an entry that was just read, which must still be pending here; that counts no delivery.
             token, _, _ = await self._ask(claim, "", 0, owned)
         return token, deliveries, fields
 
@@ -230,9 +230,9 @@ class BalancerCommands:
     # --- giving up ----------------------------------------------------------------------------------
 
     async def done(self, info: LBSInfo) -> None:
-        """Finish a stream: its entry is acknowledged and deleted, then the lock goes.
+        """Finish a stream: acknowledge and delete its entry, then delete the lock.
 
-        Raises OwnershipLost, and changes nothing, when another consumer owns it or has finished it.
+        Raises OwnershipLost, and changes nothing, if another consumer owns it or has finished it.
         """
         is_cluster, unconfirmed = self.client.is_cluster, set[str]()
         if is_cluster and await self._extend(info, may_take=False) < 0:
@@ -240,7 +240,9 @@ class BalancerCommands:
         keys = [self.keys.stream, self.keys.owners, *([] if is_cluster else [info.lock])]
         args = [self.keys.group, self.me, info.id_in_lbs, info.data_stream_name]
         answer = int(await settle(self.client, "balancer/done", keys, args, (info.id_in_lbs,), unconfirmed))
-        if answer < 0 or (answer == 0 and not unconfirmed):  # if an earlier try was heard, nothing is pending any more
+        if answer < 0 or (
+            answer == 0 and not unconfirmed
+        ):  # after a lost reply, 0 means that the first try was executed
             raise self._lost(info)
         if is_cluster:
             await self.client.run("balancer/unlock", [info.lock], [self.me, ""], Repeat.IDEMPOTENT)
@@ -252,7 +254,7 @@ class BalancerCommands:
         )
 
     async def release(self, infos: Sequence[LBSInfo]) -> list[bool]:
-        """Hand streams over to whoever wants them; False = it was not ours any more."""
+        """Release streams for other consumers; False = it was no longer ours."""
         released: list[bool] = []
         for start in range(0, len(infos), CHUNK):
             chunk = infos[start : start + CHUNK]
@@ -265,12 +267,12 @@ class BalancerCommands:
         if self.client.is_cluster:
             for info in infos:
                 await self.client.run("balancer/unlock", [info.lock], [self.me, self.me], Repeat.IDEMPOTENT)
-        # Redis deletes a key whose time is over when somebody asks for it, or when it comes by: so somebody asks.
+        # Redis deletes an expired key, and sends its event, when a client reads it or some time later: so read it.
         await read_many(self.client, [(info.lock, ("PTTL", info.lock)) for info in infos])
         return released
 
     async def message_of(self, entry_id: str, fields: list[bytes], deliveries: int = 1) -> LBSInputMessage | None:
-        """Read an entry; None = it names no data stream, and is a dead letter now."""
+        """Parse an entry; if it names no data stream, dead-letter it and return None."""
         try:
             return LBSInputMessage.of_entry(fields)
         except MalformedEntry as error:
@@ -278,7 +280,7 @@ class BalancerCommands:
             return None
 
     async def dead_letter(self, entry: Rejected, name: str = "") -> bool:
-        """Move an entry, of the data stream if it names one, to the dead letters; False = somebody else has it."""
+        """Move an entry, of the data stream `name` if it is given, to the dead letters; False = it is not ours."""
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
 
         async def settle(record: Record, _: Sequence[bytes]) -> bool:
@@ -290,20 +292,20 @@ class BalancerCommands:
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            # It stays pending: the sweeps try again, and the other entries do not wait for it.
+            # It stays pending: sweeps retry it, and other entries do not wait for it.
             self._dead_letter_writer.refused(entry.id)
             return False
 
     # --- looking ------------------------------------------------------------------------------------
 
     async def pending(self, start: str, count: int) -> list[HandedOutEntry]:
-        """Return a page of what was handed out and is not finished."""
+        """Return a page of the entries that were handed out and are not finished."""
         stream = self.keys.stream
         reply = await self.client.call(stream, "XPENDING", stream, self.keys.group, start, "+", count)
         return [_pending(row) for row in reply]
 
     async def pending_of(self, ids: Sequence[str]) -> list[HandedOutEntry | None]:
-        """Return how each of these entries is pending; None = it is not."""
+        """Return the pending state of each of these entries; None = it is not pending."""
         stream, group = self.keys.stream, self.keys.group
         replies = await read_many(self.client, [(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
         found: list[HandedOutEntry | None] = []
@@ -315,13 +317,13 @@ class BalancerCommands:
         return found
 
     async def bodies(self, ids: Sequence[str]) -> list[list[bytes] | None]:
-        """Return the fields of entries; None = it is deleted."""
+        """Return the fields of entries; None = the entry is deleted."""
         stream = self.keys.stream
         replies = await read_many(self.client, [(stream, ("XRANGE", stream, i, i)) for i in ids])
         return [reply[0][1] if isinstance(reply, list) and reply else None for reply in replies]
 
     async def are_locked(self, infos: Sequence[LBSInfo]) -> list[bool]:
-        """Tell for each stream whether somebody holds its lock."""
+        """Return for each stream whether a consumer holds its lock."""
         replies = await read_many(self.client, [(info.lock, ("EXISTS", info.lock)) for info in infos])
         return [reply != 0 for reply in replies]
 

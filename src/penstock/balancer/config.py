@@ -1,4 +1,4 @@
-"""How a balancer behaves, who it is and where its numbers go: settings that are checked once."""
+"""The settings of a balancer, the name of its consumer and its metrics recorder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEAST_KSP_TIMEOUT_S = 60
 def consumer_id(given: str | None, environment: Mapping[str, str] = os.environ) -> str:
     """Return `redis-consumer-<name>`, from the given name, or POD_NAME, or POD_IP.
 
-    Locks hold this text, so no two running processes may share it: neither two of ours nor one of ours and a Go pod.
+    It is the value of the locks, so no two running processes may share it, in Python or Go.
     """
     name = given if given is not None else environment.get("POD_NAME") or environment.get("POD_IP")
     if not name:
@@ -37,38 +37,38 @@ def consumer_id(given: str | None, environment: Mapping[str, str] = os.environ) 
 
 
 class MetricsRecorder:
-    """Where a balancer's numbers go: derive from it and override what you count; each method records nothing.
+    """Records a balancer's metrics: subclass it and override what you need; by default, nothing is recorded.
 
     The nine methods are those of the Go client's recorder, in Python's spelling. They are called from several threads
-    and must return at once.
+    and must return quickly.
     """
 
     def record_startup_recovery(self, count: int, duration_s: float) -> None:
-        """The first sweep is done and found so many streams without an owner."""
+        """The first sweep ended; it found this number of streams without an owner."""
 
     def record_claim(self, stream: str, is_success: bool, duration_s: float) -> None:
-        """A claim was answered; one that came too late is no success."""
+        """A claim ended; one that came too late is not a success."""
 
     def record_lock_acquired(self, stream: str, is_success: bool) -> None:
-        """The lock of a new stream was asked for."""
+        """This consumer tried to lock a new stream."""
 
     def record_locks_extended(self, count: int, lost: int) -> None:
-        """A heartbeat is done."""
+        """A heartbeat ended."""
 
     def record_lock_released(self, stream: str, is_success: bool) -> None:
         """A stream was finished or handed over."""
 
     def record_processing_started(self, stream: str) -> None:
-        """The ownership of a stream begins."""
+        """This consumer started to own a stream."""
 
     def record_processing_ended(self, stream: str, duration_s: float) -> None:
-        """The ownership of a stream ends."""
+        """This consumer stopped owning a stream."""
 
     def record_ksp_received(self, count: int) -> None:
-        """So many hints came from the server."""
+        """The server sent this number of hints."""
 
     def record_ksp_dropped(self, count: int) -> None:
-        """So many hints were dropped for want of room; the next sweep finds what they told."""
+        """This number of hints was dropped for lack of room; the next sweep finds these streams."""
 
 
 _LOGGER, _NO_RECORDER = logging.getLogger("penstock.balancer"), MetricsRecorder()
@@ -123,9 +123,9 @@ class BalancerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class BalancerConfig:
-    """Settings of a `StreamBalancer`. Those that redis-stream-client-go has too are named after its options."""
+    """Settings of a `StreamBalancer`, with the names of redis-stream-client-go where it has the same ones."""
 
-    lbs_idle_time: float = 40.0  # checked only: Go peers go by theirs, our heartbeats keep entries far below it
+    lbs_idle_time: float = 40.0  # only validated: Go peers use their own, and our heartbeats keep entries far below it
     lbs_recovery_count: int = 1_000
     ksp_chan_size: int = 500
     ksp_chan_timeout: float = 600.0
@@ -173,8 +173,8 @@ class BalancerConfig:
     def refreshed_idle_ms(self) -> int:
         """The idle time that a heartbeat gives to owned entries.
 
-        Above the lock's TTL, which a Go peer demands at the moment the lock expires, and below the time after which a
-        Go newcomer takes entries without asking for the lock.
+        Above the lock's TTL, which a Go peer requires when the lock expires, and below the time after which a newly
+        started Go peer takes entries without checking the lock.
         """
         return self.lease_ms * 3 // 2
 

@@ -1,6 +1,6 @@
-"""Keeps the locks of all streams that are owned or asked for, from a thread: whatever the application does.
+"""Extends the locks of all streams that are owned or being claimed, from a thread, even if the application blocks.
 
-Shared by the async and the sync half: it speaks to Redis over the blocking transport.
+Shared by the async and sync APIs; uses the blocking transport.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK = 500
 
 
 class Heartbeat(Renewable):
-    """Extends, every interval and in one round trip, all locks, and refreshes their pending entries."""
+    """Extends all locks and refreshes their pending entries every interval, in one round trip."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Heartbeat(Renewable):
         holdings: Holdings,
         on_lost: Callable[[list[Ownership]], None],
     ) -> None:
-        patience_s = config.lease_ms / 2000  # a mute link is given up while the locks still hold
+        patience_s = config.lease_ms / 2000  # time out while the locks are still held
         super().__init__(
             settings, keys.stream, config.heartbeat_interval_ms / 1000, patience_s, f"locks of {me}", config.logger
         )
@@ -44,13 +44,13 @@ class Heartbeat(Renewable):
         self._is_over = False
 
     def start(self, *, at_once: bool = False) -> None:
-        """Beat from now on, unless it was stopped: a claim that comes too late must not hold streams for good."""
+        """Start, unless it was stopped: a late claim must not hold a stream forever."""
         with self._thread.changed:
             if not self._is_over:
                 super().start(at_once=at_once)
 
     def stop(self) -> None:
-        """Beat no longer, for ever."""
+        """Stop for good."""
         with self._thread.changed:
             self._is_over = True
         super().stop()
@@ -60,7 +60,7 @@ class Heartbeat(Renewable):
         return self._ended < number
 
     def renew(self) -> Renewal:
-        """Extend all locks once, also those of claims under way, and tell which streams are lost."""
+        """Extend all locks once, also those of claims under way, and report lost streams."""
         self.begun += 1
         try:
             owned, claims = self._holdings.beating()
@@ -94,10 +94,10 @@ class Heartbeat(Renewable):
         return Call(self._keys.stream, script("balancer/beat"), args)
 
     def _in_cluster(self, held: list[LBSInfo], owned: int) -> Generator[list[Call], list[Reply], set[str]]:
-        # The locks lie on any node: they are extended node by node, then the entries of those that are ours.
+        # Locks may be on any node: extend them node by node, then refresh the entries of those that are ours.
         replies = checked((yield [self._extend(info, may_take=False) for info in held]))
         kept = {info.id_in_lbs for info, reply in zip(held, replies, strict=True) if reply == 1}
-        # A lock that ran out may be taken again only while the entry is pending with us.
+        # An expired lock may be taken again only while the entry is pending with us.
         run_out = [info for info, reply in zip(held[:owned], replies, strict=False) if reply == 0]
         replies = checked((yield [self._pending(info) for info in run_out]))
         pending = [info for info, rows in zip(run_out, replies, strict=True) if rows]

@@ -1,4 +1,4 @@
-"""The data streams that this consumer owns or has asked for, and how many of them each consumer should own."""
+"""The data streams that this consumer owns or is claiming, and how many each consumer should own."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Ownership:
     token: int
     additional_info: Info | None = None
     deliveries: int = 1
-    """How often the stream was handed out, this time included."""
+    """How often the stream was handed out, including this time."""
     since_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
 
 class PendingClaim:
-    """A data stream that this consumer has asked for.
+    """A data stream that this consumer is claiming.
 
-    The server may have granted it long before the reply is handled: the lock is extended from the beginning.
+    Its lock is extended from the start, because the server may grant it long before the reply is handled.
     """
 
     def __init__(self, payload: LBSInfo) -> None:
@@ -34,19 +34,19 @@ class PendingClaim:
         self._held_until_s = 0.0
 
     def hold(self, sent_s: float, ttl_ms: int) -> None:
-        """Record that a command sent at this time gives the lock its whole TTL, provided that the claim is granted."""
+        """Record that a command sent at this time sets the lock's whole TTL if the claim is granted."""
         self._held_until_s = sent_s + ttl_ms / 1000
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock, if it was granted, cannot have run out yet."""
+        """Whether the lock, if it was granted, cannot have expired yet."""
         return time.monotonic() < self._held_until_s
 
 
 class Holdings:
-    """Ownerships by the name of the data stream, known to the event loop and to the heartbeat's thread.
+    """Ownerships by the name of the data stream, shared by the event loop and the heartbeat's thread.
 
-    Recorded before the first heartbeat, so that none is overlooked.
+    Recorded before the first heartbeat, so that it misses none.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Holdings:
         return len(self._by_name)
 
     def add(self, ownership: Ownership) -> None:
-        """Record a stream that is owned from now on, in place of the claim that led to it."""
+        """Record a stream that is now owned, in place of its claim."""
         with self._lock:
             self._claims.pop(ownership.payload.id_in_lbs, None)
             self._by_name[ownership.payload.data_stream_name] = ownership
@@ -71,14 +71,14 @@ class Holdings:
         return self._by_name.get(name)
 
     def has_entry(self, entry_id: str) -> bool:
-        """Tell whether a stream is owned by this entry."""
+        """Return whether a stream is owned through this entry."""
         return entry_id in self._by_id
 
     @contextmanager
     def claiming(self, payload: LBSInfo) -> Iterator[PendingClaim | None]:
-        """Record that a stream is being asked for; None = it is owned, or another claim of this process is under way.
+        """Record a claim; None = the stream is owned, or another claim of this process is under way.
 
-        To the server two claims of one process look like one that is repeated: it would grant both.
+        To the server, two claims of one process look like one that is repeated: it would grant both.
         """
         entry_id, claim = payload.id_in_lbs, None
         with self._lock:
@@ -88,14 +88,14 @@ class Holdings:
             yield claim
         finally:
             with self._lock:
-                if claim is not None and self._claims.get(entry_id) is claim:  # else the ownership has taken its place
+                if claim is not None and self._claims.get(entry_id) is claim:  # else an ownership has replaced it
                     del self._claims[entry_id]
 
     def settle(self, ownership: Ownership, *, is_kept: bool) -> bool:
-        """Mark an ownership that is about to be finished or handed over; False = it is about to be already.
+        """Mark an ownership that is about to be finished or handed over; return False if it is already marked.
 
-        Until it is removed or resumed, heartbeats extend its lock only if it is kept, and do not count it as lost: they
-        may come before the answer of whatever gives it up.
+        Until it is removed or resumed, heartbeats extend its lock only if `is_kept`, and do not report it as lost: they
+        may be answered before the command that releases it.
         """
         with self._lock:
             entry_id = ownership.payload.id_in_lbs
@@ -105,17 +105,17 @@ class Holdings:
             return True
 
     def resume(self, ownership: Ownership) -> None:
-        """Take back the mark: it could not be given up."""
+        """Remove the mark, because it could not be finished or handed over."""
         with self._lock:
             self._settling.pop(ownership.payload.id_in_lbs, None)
 
     def remove(self, ownership: Ownership) -> bool:
-        """Forget an ownership; False = it was forgotten before."""
+        """Remove an ownership; return False if it was already removed."""
         with self._lock:
             return self._remove(ownership)
 
     def lose(self, ownership: Ownership) -> bool:
-        """Forget an ownership that is another consumer's; False = it is known to end anyway."""
+        """Remove an ownership that another consumer has; return False if it was about to end anyway."""
         with self._lock:
             return ownership.payload.id_in_lbs not in self._settling and self._remove(ownership)
 
@@ -137,17 +137,17 @@ class Holdings:
             return owned, list(self._claims.values())
 
     def all(self) -> list[Ownership]:
-        """Return what is owned now, oldest first."""
+        """Return the current ownerships, oldest first."""
         with self._lock:
             return list(self._by_id.values())
 
 
-# --- fair shares: pure arithmetic over what the consumers say about themselves -----------------------
+# --- fair shares, computed from what consumers register -----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A live consumer: what it owns and how much it can own (0 = any number)."""
+    """A live consumer: how many streams it owns and can own (0 = any number)."""
 
     owned: int
     capacity: int = 0
@@ -159,7 +159,7 @@ class Peer:
 
 
 def fair_share(peers: Mapping[str, Peer], me: str) -> int:
-    """Return the most that a consumer should own: an equal part, where small ones take what they can."""
+    """Return the most that a consumer should own: an equal share of what consumers with less capacity leave."""
     left, waiting = sum(peer.owned for peer in peers.values()), dict(peers)
     while waiting:
         part = -(-left // len(waiting))
@@ -173,7 +173,7 @@ def fair_share(peers: Mapping[str, Peer], me: str) -> int:
 
 
 def surplus(peers: Mapping[str, Peer], me: str) -> int:
-    """Return how many streams a consumer should hand over: what is beyond its share and somebody is short of."""
+    """Return how many streams a consumer should hand over: those beyond its share that another consumer lacks."""
     if me not in peers or len(peers) < 2:
         return 0
     beyond = peers[me].owned - fair_share(peers, me)
@@ -183,10 +183,10 @@ def surplus(peers: Mapping[str, Peer], me: str) -> int:
         return 0  # moving one would only change places
     if min(beyond, short) > 0:
         return min(beyond, short)
-    # Shares are rounded up, so that somebody may be left short: one of those who have most helps out.
+    # Shares are rounded up, so a consumer may lack one: then one of those with the most streams hands one over.
     return int(me == max(peers, key=lambda name: (peers[name].owned, name)))
 
 
 def is_ahead(peers: Mapping[str, Peer], me: str, owned: int) -> bool:
-    """Tell whether another consumer with room owns fewer streams, so that it should have the next one."""
+    """Return whether another consumer with room owns fewer streams, so that it should get the next one."""
     return any(name != me and peer.has_room and peer.owned < owned for name, peer in peers.items())

@@ -1,4 +1,4 @@
-"""What is said about data streams: entries in the JSON of redis-stream-client-go, notices, and topics of shards."""
+"""Entries about data streams, in the JSON of redis-stream-client-go; notices; topics and their shards."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MOST_SHARDS = 16_384
 _ROOM = len("{:16383}")
 
 Info: TypeAlias = Mapping[str, Any]
-"""What whoever adds a data stream says about it: anything that JSON can hold."""
+"""Information that is added with a data stream: any JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class LBSInfo:
-    """One data stream and the entry of the load balancer stream by which it is handed out."""
+    """One data stream, and its entry in the load balancer stream."""
 
     data_stream_name: str
     id_in_lbs: str
@@ -50,7 +50,7 @@ class LBSInputMessage:
     def encode(self) -> bytes:
         """Return the value of the field `lbs-input`."""
         if MUTEX_KEY_SEP in self.data_stream_name:
-            # A Go peer splits the key of a lock at the first separator and would look for another stream.
+            # A Go peer splits the key of a lock at the first separator, and would find another name.
             raise ConfigurationError(
                 f"data stream {self.data_stream_name!r} must not contain {MUTEX_KEY_SEP!r}: choose another name"
             )
@@ -98,7 +98,7 @@ class LBSInputMessage:
     @classmethod
     def of_entry(cls, fields: Sequence[bytes]) -> LBSInputMessage:
         """Read the fields of an entry; ignore others."""
-        for index in range(len(fields) - 2, -1, -2):  # of fields with one name the last one counts
+        for index in range(len(fields) - 2, -1, -2):  # of fields with the same name, the last one counts
             if fields[index] == FIELD.encode():
                 return cls.decode(fields[index + 1])
         raise MalformedEntry(f"the entry has no field {FIELD}")
@@ -109,7 +109,7 @@ class LBSInputMessage:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something happened to a data stream."""
+    """An event of a data stream."""
 
     type: ClassVar[int] = 0
     """The number of the kind, as in redis-stream-client-go."""
@@ -159,8 +159,8 @@ def terminated(reason: str) -> StreamTerminated:
 class Topic:
     """A name and a number of shards.
 
-    Messages with one key are in one shard, in the order in which they were published. The number is chosen once: with
-    another one, keys would lie in other shards than their messages of before.
+    Messages with the same key are in one shard, in the order of publishing. The number of shards cannot be changed:
+    keys would move to other shards than their earlier messages.
     """
 
     name: str
@@ -191,11 +191,11 @@ class Topic:
         return rf"\{{{re.escape(self.name)}:\d+\}}"
 
     def stream(self, shard: int) -> str:
-        """Return the stream of a shard; the whole name is the hash tag, so that shards spread over a cluster."""
+        """Return the stream of a shard; the whole name is the hash tag, which spreads the shards over a cluster."""
         return f"{{{self.name}:{shard}}}"
 
     def shard_of(self, key: str) -> int:
-        """Return the shard of a key: the same in every process and every release."""
+        """Return the shard of a key, which is the same in every process and release."""
         return zlib.crc32(key.encode()) % self.shards
 
     @property
@@ -205,7 +205,7 @@ class Topic:
 
     @staticmethod
     def check_prefix(prefix: str) -> None:
-        """Raise ConfigurationError for a client whose prefix would come before the names of shards."""
+        """Raise ConfigurationError for a client with a prefix, which would change the names of shards."""
         if prefix:
             raise ConfigurationError(
                 f"topics need a client without prefix={prefix!r}: all peers must use the same stream names"

@@ -1,4 +1,4 @@
-"""Notices on their way to the application: bounded, yet none about a lost stream is ever dropped."""
+"""A bounded queue of notices for the application, which never drops notices about lost streams."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.runtime.aio import Flag
 
 
 class NoticeQueue:
-    """Holds what the application has not read yet, which reads it by `async for`.
+    """Holds notices until the application reads them with `async for`.
 
-    Whoever brings new work waits for room first, which is the back-pressure; a hint that a stream has no owner is
-    refused when there is none; the loss of a stream is taken in always, of which there are never more than streams.
+    Producers of new work wait for room first, which creates back-pressure. If there is no room, hints about streams
+    without an owner are refused. Notices about lost streams are always accepted; there are never more than streams.
     """
 
     def __init__(self, size: int) -> None:
@@ -25,17 +25,17 @@ class NoticeQueue:
 
     @property
     def room(self) -> int:
-        """How many more notices of new work there is room for."""
+        """How many more notices about new work fit."""
         return max(0, self._size - len(self._waiting))
 
     def put(self, notice: Notice) -> None:
-        """Take a notice in, whether there is room or not."""
+        """Add a notice, even if there is no room."""
         if not self._is_closed:
             self._waiting.append(notice)
             self._arrived.set()
 
     def offer(self, hint: StreamExpired) -> bool:
-        """Take a hint in unless there is no room; the same one waits once only."""
+        """Add a hint if there is room, unless the same one is already waiting; return whether it is waiting now."""
         entry_id = hint.payload.id_in_lbs
         if entry_id in self._hinted:
             return True
@@ -46,7 +46,7 @@ class NoticeQueue:
         return True
 
     async def wait_for_room(self, timeout_s: float) -> bool:
-        """Wait until there is room; return False when the time is over first."""
+        """Wait until there is room; return False after the timeout."""
         if not self.room:
             self._has_room.clear()
             if not self.room:
@@ -59,7 +59,7 @@ class NoticeQueue:
     async def __anext__(self) -> Notice:
         while True:
             try:
-                notice = self._waiting.popleft()  # not asked for before: another thread may take the last one
+                notice = self._waiting.popleft()  # without a check before: another thread may take the last one
             except IndexError:
                 if self._is_closed:
                     raise StopAsyncIteration from None
@@ -73,7 +73,7 @@ class NoticeQueue:
             return notice
 
     def close(self, last: Notice) -> None:
-        """Take the last notice in."""
+        """Add the last notice."""
         if not self._is_closed:
             self.put(last)
             self._is_closed = True

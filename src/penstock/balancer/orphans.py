@@ -1,4 +1,4 @@
-"""Finds streams that were handed out and have no owner: by sweeps, which are the guarantee, and by hints of Redis."""
+"""Finds streams that were handed out and have no owner: by sweeps, which are reliable, and by hints from Redis."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from penstock.redis.subscription import Subscription
 from penstock.runtime.aio import Flag, TaskGroup, next_tick
 
 _KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed over
-_AFTER_HINT_S = 0.2  # after a hint: those of one dead consumer come together, but Redis notices the last of them late
-_MOST_SWEEPING = 5  # hints make a consumer sweep for no more than one part in so many of its time
-_ROOM_S = 0.5  # how soon a full queue of notices is looked at again, should the application read nothing
+_AFTER_HINT_S = (
+    0.2  # after a hint: the locks of a dead consumer expire together, but Redis sends some of their events late
+)
+_MOST_SWEEPING = 5  # hints make a consumer sweep for at most a fifth of the time
+_ROOM_S = 0.5  # how often to check whether a full queue of notices has room
 _NEEDED = "KEx"
 _SETTING = "notify-keyspace-events"
 _POLL_S = 0.5
-_GATHER_S = 0.01  # events of one dead consumer come together and are looked into together
+_GATHER_S = 0.01  # events of one dead consumer arrive together and are checked together
 _RETRY_S, _LONGEST_RETRY_S = 0.5, 60.0
 
 
 class Sweep:
-    """Looks through the pending entries, page by page, for those whose lock is gone, and tells the application."""
+    """Searches the pending entries for those whose lock is gone, and notifies the application."""
 
     def __init__(self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue) -> None:
         self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
@@ -43,23 +45,23 @@ class Sweep:
         self._took_s, self._not_before_s = 0.0, 0.0
 
     def stop(self) -> None:
-        """Let run() end."""
+        """Make run() end."""
         self._stopping.set()
         self._soon.set()
 
     def soon(self) -> None:
-        """Sweep without waiting for the interval to pass."""
+        """Sweep without waiting for the interval."""
         self._soon.set()
 
     def before_long(self) -> None:
-        """Sweep without waiting for the interval, but not all the time: what events, and gaps in them, ask for."""
+        """Sweep without waiting for the interval, but not continuously: after events, or gaps in them."""
         if not self._soon.is_set():
             rest_s = min(_MOST_SWEEPING * self._took_s, self._config.recovery_interval_ms / 1000)
             self._not_before_s = time.monotonic() + max(_AFTER_HINT_S, rest_s)
             self._soon.set()
 
     def keep_away(self, entry_id: str) -> None:
-        """Leave an entry to others for a while: this consumer has handed it over."""
+        """Ignore an entry for a while, because this consumer has handed it over."""
         now_s = time.monotonic()
         for old, until_s in self._handed_over.copy().items():  # several threads may hand over at once
             if until_s <= now_s:
@@ -69,11 +71,11 @@ class Sweep:
     # --- pass by pass -------------------------------------------------------------------------------
 
     async def run(self, after_each: Callable[[], Awaitable[None]]) -> None:
-        """Sweep until stop(); raise what cannot be mended."""
+        """Sweep until stop(); raise permanent errors."""
         interval_s, is_first = self._config.recovery_interval_ms / 1000, True
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            # Lowered before the look, so that whatever is told meanwhile leads to another one.
+            # Cleared before the sweep, so that a request meanwhile leads to another one.
             self._soon.clear()
             try:
                 if await self._notices.wait_for_room(interval_s):
@@ -88,12 +90,12 @@ class Sweep:
             except PenstockError as error:
                 self._config.logger.warning("sweep of %s failed: %s", self._commands.keys.stream, error)
             if not self._stopping.is_set():
-                # Peers that were started together do not sweep together.
+                # Random, so that peers that were started together do not sweep together.
                 await self._soon.wait(interval_s * random.uniform(0.8, 1.0))
                 await self._stopping.wait(max(0.0, self._not_before_s - time.monotonic()))
 
     async def run_once(self) -> int:
-        """Look through all pending entries; tell of those without an owner page by page; return how many there are."""
+        """Search all pending entries, offer hints about those without an owner; return how many there are."""
         start, found = "-", 0
         seen: set[str] = set()
         while True:
@@ -101,7 +103,7 @@ class Sweep:
             seen.update(entry.id for entry in page)
             orphans = await self._orphans([entry for entry in page if self._may_be_orphan(entry)])
             found += len(orphans)
-            # The application is waited for, so that one look at the pending entries is enough for all of them.
+            # Wait for the application, so that one search is enough for all of them.
             for hint in orphans:
                 while not self._stopping.is_set() and not self._notices.offer(hint):
                     await self._notices.wait_for_room(_ROOM_S)
@@ -113,8 +115,8 @@ class Sweep:
         return found
 
     async def look_into(self, names: dict[str, str]) -> None:
-        """Follow hints: the names of data streams by the ids of the entries whose locks ran out."""
-        # Locks do not name their service: only those count whose entry is pending here, under the same name.
+        """Check hints: the names of data streams by the ids of the entries whose locks expired."""
+        # Locks do not name their service: ignore those whose entry is not pending here under the same name.
         wanted = [entry_id for entry_id in names if "-" in entry_id and ids.is_id(entry_id)]
         if not wanted:
             return
@@ -131,24 +133,24 @@ class Sweep:
         if refused:
             self._config.metrics_recorder.record_ksp_dropped(refused)
         if hints:
-            # Redis tells of a lock when it deletes it, which may be seconds after it ran out. The sweep asks for all.
+            # Redis sends the event of a lock when it deletes it, perhaps seconds after it expired. A sweep reads all.
             self.before_long()
 
     # --- entry by entry -----------------------------------------------------------------------------
 
     def _may_be_orphan(self, entry: HandedOutEntry) -> bool:
-        # One that was read a moment ago is about to be locked by whoever read it.
+        # An entry that was read a moment ago is about to be locked.
         return entry.idle_ms >= self._config.lease_ms and self._concerns_us(entry)
 
     def _concerns_us(self, entry: HandedOutEntry) -> bool:
         # Not if we own it or have just handed it over.
         if self._holdings.has_entry(entry.id):
             return False
-        # Whoever took it since has died with it: nobody is left to leave it to.
+        # If another consumer has taken it since, that one has died, and it need not be left to others.
         return entry.consumer != self._commands.me or self._handed_over.get(entry.id, 0.0) <= time.monotonic()
 
     async def _orphans(self, entries: list[HandedOutEntry]) -> list[StreamExpired]:
-        # Those whose lock is gone, in random order: peers begin at different ends.
+        # Returns those whose lock is gone, in random order: peers start at different ones.
         hints = await self._describe(entries)
         are_locked = await self._commands.are_locked([hint.payload for hint in hints])
         found = [hint for hint, is_locked in zip(hints, are_locked, strict=True) if not is_locked]
@@ -168,15 +170,15 @@ class Sweep:
 
 
 def merged(flags: str) -> str:
-    """Return the flags of notify-keyspace-events with those added that a balancer needs; none is taken away."""
+    """Return the flags of notify-keyspace-events plus those that a balancer needs."""
     has = set(flags) | (set("x") if "A" in flags else set())
     return flags + "".join(flag for flag in _NEEDED if flag not in has)
 
 
 class Listener:
-    """Listens for locks that run out, a hint that lets peers take over at once instead of at the next sweep.
+    """Listens for expired locks: hints that let peers take over immediately instead of at the next sweep.
 
-    Both flavours of events are heard, since a Go peer of another version may have switched one of them off.
+    Subscribes to both kinds of events, since a Go peer of another version may have switched one of them off.
     """
 
     def __init__(
@@ -194,25 +196,25 @@ class Listener:
         self._spaces = f"__keyspace@{db}__:"
         self._patterns = [self._events, f"{self._spaces}*{MUTEX_KEY_SEP}*"]
         self._is_told, self._failures = False, 0
-        self._hosts: set[Host] = set()  # that somebody listens to
+        self._hosts: set[Host] = set()  # with a subscription
 
     async def start(self) -> None:
-        """Listen to every server, beside whatever else runs, until stop()."""
+        """Listen to every server, in the background, until stop()."""
         await self.switch_on()
         await self._follow_masters()
         self._listening.start(self._run)
 
     def stop(self) -> None:
-        """Let the listening end."""
+        """Stop listening."""
         self._stopping.set()
 
     async def end(self, timeout_s: float) -> None:
-        """Wait after stop() until nobody listens any more, but not for longer."""
+        """Wait after stop() until all subscriptions have ended, at most `timeout_s`."""
         await self._listening.join(timeout_s)
         await self._listening.cancel()
 
     async def switch_on(self) -> None:
-        """Have the servers send events, beside those that others have asked for; forbidden is fine."""
+        """Make the servers send events, in addition to those already enabled; it may be forbidden."""
         for connection in await self._client.to_masters():
             try:
                 await self._switch_on(connection)
@@ -231,12 +233,12 @@ class Listener:
             await connection.call("CONFIG", "SET", _SETTING, merged(flags))
 
     async def open(self, host: Host) -> Subscription | None:
-        """Subscribe; None = not now, it is tried again."""
+        """Subscribe; return None if that failed, to be retried."""
         subscription = Subscription(self._client.settings, host, self._patterns)
         try:
             await subscription.open()
         except PenstockError as error:
-            if not self._failures:  # told once, not with each try
+            if not self._failures:  # logged once, not with each try
                 self._config.logger.warning(
                     "cannot subscribe to keyspace notifications: %s; sweeps find streams without an owner", error
                 )
@@ -247,7 +249,7 @@ class Listener:
         return subscription
 
     async def _run(self) -> None:
-        # A server that was replaced, or whose subscription broke. Pub/sub keeps nothing: a sweep finds what was missed.
+        # After a failover, or when a subscription breaks. Pub/sub loses messages: a sweep finds what was missed.
         while not await self._stopping.wait(doubling(_RETRY_S, self._failures + 1, _LONGEST_RETRY_S)):
             try:
                 if await self._follow_masters():
@@ -257,7 +259,7 @@ class Listener:
                 self._config.logger.debug("cannot find the masters to subscribe to: %s", error)
 
     async def _follow_masters(self) -> bool:
-        # Listen to those that nobody listens to; return whether there are any.
+        # Subscribe to masters without a subscription; return whether there were any.
         has_new = False
         for host in await self._client.masters():
             subscription = None if host in self._hosts else await self.open(host)
@@ -299,7 +301,7 @@ class Listener:
             if lock is not None:
                 found[lock[1]] = lock[0]
             if time.monotonic() > until_s or len(found) >= self._config.ksp_chan_size:
-                break  # the rest waits in the connection
+                break  # the rest stays in the connection's buffer
             following = await subscription.next(0)
             if following is None:
                 break

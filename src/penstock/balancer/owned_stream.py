@@ -1,4 +1,4 @@
-"""OwnedStream: a data stream in the hands of its owner: its entries, the wait for more, and how far the owner is."""
+"""OwnedStream: the entries of a data stream for its owner, the wait for more, and the committed position."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.serializers import Serializer
 logger = logging.getLogger("penstock.balancer")
 _PAGE = 100
 _WAIT_S = 1.0
-_WATCH_MS = 100  # who begins to wait joins the next round
+_WATCH_MS = 100  # a stream that starts waiting joins the next round
 _REPLY_MARGIN_S = 5.0
 _ROUND = 2_000  # streams of one round
 _BEGINNING = "0-0"
@@ -33,7 +33,7 @@ _KEPT_AFTER_THE_END_MS = 7 * 24 * 3600 * 1000
 
 
 class StreamWatcher:
-    """Wakes whoever waits for a stream when it has something new. A cluster must be asked stream by stream instead."""
+    """Wakes those that wait for new entries of a stream. In a cluster, each stream needs a read of its own instead."""
 
     def __init__(self, client: StreamClient) -> None:
         self._client = client
@@ -43,19 +43,21 @@ class StreamWatcher:
         self._alone: dict[str, BlockingRead] = {}
 
     def stop(self) -> None:
-        """Let run() end."""
+        """Make run() end."""
         self._stopping.set()
         self._changed.set()
 
     async def wait(self, key: str, after: str, wake: Flag, timeout_s: float) -> None:
-        """Wait until the stream has an entry after the given one, the event is set, or the time is over."""
+        """Wait until the stream has an entry after the given one, the flag is set, or the timeout."""
         if self._client.is_cluster:
             await self._wait_alone(key, after, wake, timeout_s)
             return
         self._waiting[key] = (after, wake)
         self._changed.set()
-        await wake.wait(timeout_s)
-        self._waiting.pop(key, None)
+        try:
+            await wake.wait(timeout_s)
+        finally:
+            self._waiting.pop(key, None)
 
     async def _wait_alone(self, key: str, after: str, wake: Flag, timeout_s: float) -> None:
         reading = self._alone.setdefault(key, BlockingRead(self._client, key))
@@ -63,10 +65,10 @@ class StreamWatcher:
         try:
             await reading.call(command, timeout_s + _REPLY_MARGIN_S)
         except PenstockError:
-            await wake.wait(_WATCH_MS / 1000)  # then the caller reads for himself and meets the error
+            await wake.wait(_WATCH_MS / 1000)  # then the caller's own read raises the error
 
     def leave(self, key: str) -> None:
-        """Give up what was opened to wait for a stream."""
+        """Close what was opened to wait for a stream."""
         reading = self._alone.pop(key, None)
         if reading is not None:
             reading.abort()
@@ -77,13 +79,13 @@ class StreamWatcher:
             waiting = list(self._waiting.items())[:_ROUND]
             if not waiting:
                 self._changed.clear()
-                if not self._waiting and not self._stopping.is_set():  # both are set before the flag
+                if not self._waiting and not self._stopping.is_set():  # both change before the flag is set
                     await self._changed.wait()
                 continue
             try:
                 ready = await self._watch([key for key, _ in waiting], [after for _, (after, _) in waiting])
             except PenstockError:
-                # Whoever waits reads for himself and meets the error: it may be of one stream alone.
+                # Those that wait get the error from their own read: it may concern only one stream.
                 ready = [key for key, _ in waiting]
                 await self._stopping.wait(_WATCH_MS / 1000)
             for key in ready:
@@ -104,8 +106,8 @@ class StreamWatcher:
 class OwnedStream:
     """The entries of one data stream in order, from the last committed position on; passed to handlers.
 
-    `async for message in stream` waits for more when it has reached the end. It ends when the stream is to be handed
-    over, and raises OwnershipLost when it was taken over.
+    `async for message in stream` waits for more at the end. It ends when the stream must be handed over, and raises
+    OwnershipLost if it was taken over.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class OwnedStream:
                 return message
             if not await self._fill():
                 self._wake.clear()
-                if not self._is_over:  # it may be over since it was looked at
+                if not self._is_over:  # it may have ended since the check
                     await self._watcher.wait(self.name, self._read_up_to, self._wake, _WAIT_S)
 
     @property
@@ -190,7 +192,7 @@ class OwnedStream:
         return True
 
     async def _dead_letter(self, rejected: Rejected) -> None:
-        # One that cannot be decoded stays in the stream as it is; its copy tells why nobody handled it.
+        # An entry that cannot be decoded stays in the stream; its copy says why it was not handled.
         key = BalancerKeys.dead_letters_of(self.name, is_cluster=self._client.is_cluster)
 
         async def add(record: Record, _: Sequence[bytes]) -> bool:
@@ -203,12 +205,12 @@ class OwnedStream:
         except Exception:
             logger.exception("%s: entry %s was not handled, and cannot be dead-lettered", self.name, rejected.id)
 
-    # --- saying how far it is -----------------------------------------------------------------------
+    # --- the position -------------------------------------------------------------------------------
 
     async def commit(self, message: StreamMessage | str | None = None) -> None:
         """Record that everything up to a message is done; by default, up to the last one returned.
 
-        Raises OwnershipLost, and records nothing, when another consumer has begun with the stream.
+        Raises OwnershipLost, and records nothing, if another consumer has opened the stream.
         """
         position = message.id if isinstance(message, StreamMessage) else message or self._last
         if not position:
@@ -221,11 +223,11 @@ class OwnedStream:
         self._position = position
 
     async def close(self) -> None:
-        """Let the position of the finished stream run out, some day; adding it again before goes on from there."""
+        """Let the position of the finished stream expire after a week; until then, adding it again continues there."""
         await self._record("", _KEPT_AFTER_THE_END_MS)
 
     async def _record(self, position: str, ttl_ms: int | str = "") -> str:
-        # From the first time on, nothing that an owner before this one says is heard.
+        # From the first call on, the positions of earlier owners are refused.
         keys, args = [self._keys.position(self.name)], (self.token, position, ttl_ms)
         found, is_heard = await self._client.run("balancer/position", keys, args, Repeat.IDEMPOTENT)
         if not is_heard:

@@ -1,4 +1,4 @@
-"""Takes new streams, one for each free slot, as long as the application keeps up and others do not have fewer."""
+"""Takes new streams while there is capacity, the application keeps up and other consumers do not have fewer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from penstock.runtime.aio import Flag, next_tick, pause
 
 _BLOCK_MS = 1_000
 _MOST_AT_ONCE = 16
-_TURN_S = 0.01  # how long to wait for others while streams wait for them
+_TURN_S = 0.01  # how long to wait while new streams are left to others
 _REPLY_MARGIN_S = 5.0
 
 
 class Reader:
     """Reads the load balancer stream.
 
-    Guarantees: an entry is read once. One that was read and not locked, because the process or the connection broke in
-    between, is found by a sweep.
+    Guarantees: an entry is read once. If the process or the connection fails before it is locked, a sweep finds it.
     """
 
     def __init__(self, commands: BalancerCommands, holdings: Holdings, notices: NoticeQueue) -> None:
@@ -33,7 +32,7 @@ class Reader:
         self._blocking = BlockingRead(commands.client, commands.keys.stream)
 
     async def run(self) -> None:
-        """Read until stop(); raise what cannot be mended."""
+        """Read until stop(); raise permanent errors."""
         failures = 0
         while not self._stopping.is_set():
             try:
@@ -57,22 +56,22 @@ class Reader:
         try:
             await self.read_once()
         except GroupLost:
-            # From the beginning: what is in the stream is not finished, and what has an owner is held by its lock.
+            # From the beginning: entries in the stream are unfinished, and those with an owner are locked.
             self._config.logger.warning("group %s no longer existed; recreated it", self._commands.keys.group)
             await self._commands.create_group()
 
     async def stop(self) -> None:
-        """Let run() end; what it has read by then is locked and told first."""
+        """Make run() end; entries that it has already read are locked and announced first."""
         self._stopping.set()
         self._has_slot.set()
-        await self._blocking.wake()  # where it may not, the read ends by itself a moment later
+        await self._blocking.wake()  # if that is forbidden, the read soon ends by itself
 
     def slot_is_free(self) -> None:
-        """Take note that a stream was finished, handed over or lost."""
+        """Record that a stream was finished, handed over or lost."""
         self._has_slot.set()
 
     async def read_once(self) -> None:
-        """Wait for room, then for one stream, or for the others' turn to pass."""
+        """Wait for room, then for a stream, or while it is the turn of other consumers."""
         if not await self._notices.wait_for_room(_BLOCK_MS / 1000) or not await self._wait_for_slot():
             return
         if self._stopping.is_set():
@@ -118,11 +117,11 @@ class Reader:
         recorder = self._config.metrics_recorder
         with self._holdings.claiming(info) as claim:
             if claim is None:
-                return  # handed out again after the group was lost: it is ours already
+                return  # handed out again after the group was lost; already ours
             try:
                 ownership = await self._commands.own_new(claim, message.info, len(self._holdings))
             except AlreadyClaimed as error:
-                # A second entry of a name that has an owner waits for its turn; a sweep sees to it.
+                # A second entry of a name that has an owner: a sweep finds it later.
                 self._config.logger.info("%s", error)
                 recorder.record_lock_acquired(info.data_stream_name, is_success=False)
                 return

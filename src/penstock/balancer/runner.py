@@ -1,4 +1,4 @@
-"""Runs a handler on every stream that a balancer owns: begins, cancels, finishes, hands over."""
+"""Runs a handler on every stream that a balancer owns: starts and cancels it, finishes or hands over the stream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 StreamHandler: TypeAlias = Callable[[OwnedStream], Awaitable[Any]]
 _SETTLE_RETRY_S = 0.2
-_YIELD_S, _YIELD_STEP_S = 0.3, 0.02  # how long a consumer that has more leaves a stream to those that have fewer
-_BURST_S = 1.0  # hints that follow each other sooner are of one burst, for which it waits once
-_PATIENCE_S = 10.0  # how long a handler may take to let a stream go that is to move
+_YIELD_S, _YIELD_STEP_S = 0.3, 0.02  # how long a consumer with more streams leaves one to those with fewer
+_BURST_S = 1.0  # hints at shorter intervals belong to one burst, for which it waits once
+_PATIENCE_S = 10.0  # how long a handler may take to release a stream that should move
 
 
 class Runner:
@@ -45,9 +45,11 @@ class Runner:
         self._streams: dict[str, OwnedStream] = {}
         stop = self._stopping.set_from_outside
         self._handlers, self._activities = TaskGroup(stop), TaskGroup(stop)
-        self._moving: dict[str, tuple[OwnedStream, float]] = {}  # by entry: who was asked to let go, and until when
+        self._moving: dict[
+            str, tuple[OwnedStream, float]
+        ] = {}  # by entry: streams that are being released, and until when
         self._last_hint_s = self._yields_until_s = 0.0
-        self._exit: BaseException | None = None  # a handler ended the process
+        self._exit: BaseException | None = None  # raised by a handler to end the process
 
     def stop(self) -> None:
         """Make run() return; may be called from any thread and from signal handlers."""
@@ -71,20 +73,20 @@ class Runner:
             stream.drain()
         await self._handlers.join(grace_s)
         for stream in list(self._streams.values()):
-            stream.lose()  # its handler does not end: it is refused from now on
+            stream.lose()  # its handler does not end: refuse its commits from now on
         await self._handlers.cancel()
         await self._balancer.done()
         self._watcher.stop()
         if not await self._activities.join(1.0):
             await self._activities.cancel()
 
-    # --- what the balancer tells --------------------------------------------------------------------
+    # --- notices ------------------------------------------------------------------------------------
 
     async def _follow(self, notices: NoticeQueue) -> None:
         async for notice in notices:
             if isinstance(notice, StreamAdded):
                 ownership = self._holdings.get(notice.payload.data_stream_name)
-                if ownership is not None and ownership.payload == notice.payload:  # else it was lost before it was told
+                if ownership is not None and ownership.payload == notice.payload:  # else it is lost already
                     self._begin(ownership)
             elif isinstance(notice, StreamExpired) and not self._stopping.is_set():
                 await self._claim(notice.payload)
@@ -154,9 +156,9 @@ class Runner:
         await self._settle(stream, is_failed=is_failed)
 
     async def _settle(self, stream: OwnedStream, *, is_failed: bool) -> None:
-        # Until it is heard: a stream whose handler is gone must not stay ours.
+        # Retry until it succeeds: a stream whose handler has ended must not stay ours.
         is_done = not is_failed and not stream.is_lost and (stream.is_finished or not stream.is_draining)
-        while self._holdings.get(stream.name) is stream.ownership:  # else it is another ownership's by now
+        while self._holdings.get(stream.name) is stream.ownership:  # else another ownership has replaced it
             try:
                 if is_done:
                     await self._balancer.done_stream(stream.name)
@@ -169,7 +171,7 @@ class Runner:
             except PenstockError as error:
                 self._logger.warning("data stream %r could not be settled: %s; retrying", stream.name, error)
                 if self._stopping.is_set():
-                    return  # whoever ends the service hands over what it holds
+                    return  # done() hands over what is left
                 await self._stopping.wait(_SETTLE_RETRY_S)
 
     # --- moving -------------------------------------------------------------------------------------
@@ -183,19 +185,19 @@ class Runner:
                 peers = await self._commands.live_peers(len(self._holdings))
             except PenstockError:
                 continue
-            if not self._stopping.is_set():  # else all are asked to let go, and none is to be told to stay
+            if not self._stopping.is_set():  # else all streams are being released
                 self._move(surplus(peers, self._commands.me))
 
     def _move(self, count: int) -> None:
-        # A handler that does not let go in time keeps its stream, and is asked again when the others had their turn.
-        now_s, streams = time.monotonic(), self._streams.copy()  # handlers that end, and new ones, change it meanwhile
-        # One that went and came back under the same key is another one: nobody has asked for it.
+        # A handler that does not release its stream in time keeps it, and is asked again after all others.
+        now_s, streams = time.monotonic(), self._streams.copy()  # it changes as handlers start and end
+        # A stream that left and came back under the same key is another one, which was not asked for.
         self._moving = {key: asked for key, asked in self._moving.items() if streams.get(key) is asked[0]}
         kept = [key for key, (_, until_s) in self._moving.items() if now_s > until_s]
         for key in kept:
             streams[key].is_draining = False
         candidates = [key for key in reversed(streams) if key not in self._moving] + kept
         for key in candidates[: max(0, count - (len(self._moving) - len(kept)))]:
-            self._moving.pop(key, None)  # it goes to the end: who was asked longest ago is asked first
+            self._moving.pop(key, None)  # moves it to the end: the one asked longest ago is first
             self._moving[key] = (streams[key], now_s + _PATIENCE_S)
             streams[key].drain()

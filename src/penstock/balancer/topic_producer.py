@@ -1,4 +1,4 @@
-"""TopicProducer: messages to the shards of a topic, by their keys."""
+"""TopicProducer: publishes messages to the shards of a topic, by their keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.type_checks import check_type
 class TopicProducer:
     """Publishes to a topic.
 
-    Guarantees: messages with one key are in one shard, in the order in which push() was called and awaited.
+    Guarantees: messages with the same key are in one shard, in the order in which push() was awaited.
     """
 
     def __init__(self, client: StreamClient, topic: Topic, serializer: Serializer | None = None) -> None:

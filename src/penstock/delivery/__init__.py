@@ -1,1 +1,1 @@
-"""The one place where messages are published, read, held, renewed, settled, retried, given up and recovered."""
+"""The core: publishes, reads, holds, renews, settles, retries, dead-letters and recovers messages."""

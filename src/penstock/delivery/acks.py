@@ -1,4 +1,4 @@
-"""Acknowledges what is done: carried with the next read where one is due, else in a write of its own."""
+"""Acknowledges finished messages, together with the next read if one is due, else separately."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penstock.errors import GroupLost, PenstockError
 from penstock.redis.aio import Reply
 from penstock.runtime.aio import Lock, pause
 
-# Not a round number: messages that come at a steady pace mostly come at a round one, and what falls due in the moment
-# of the next message would delay it.
+# Not a round number: steady traffic mostly has a round interval, and an acknowledgement that is due together with the
+# next message would delay it.
 LINGER_S = 0.007
 _OLD_S = 0.002
 _RECORD_EVERY_S = 0.1
 _WORTH_CARRYING = 10
-_WORTH_COUNTING = 50  # with fewer ids looking them up is as cheap, however many consumers there are
+_WORTH_COUNTING = 50  # fewer ids are just as cheap to look up
 
 
 class Acks(NamedTuple):
-    """Messages that are acknowledged in one script call, as GroupCommands.ack_command() wants them."""
+    """Messages to acknowledge in one script call: the arguments of GroupCommands.ack_command()."""
 
     ids: list[str]
     forget: bool
@@ -30,21 +30,21 @@ class Acks(NamedTuple):
 
 
 class AckSender:
-    """Acknowledges messages that are finished."""
+    """Acknowledges finished messages."""
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight, self._commands, self._tally = in_flight, in_flight.context.commands, in_flight.context.tally
-        self._must_look = False  # the server's count was not what it should be: the next ones are looked up
-        self._carried = 0  # how many reads took some along
+        self._must_look = False  # the server's count was not the expected one: look up the next ids
+        self._carried = 0  # how many reads carried acknowledgements
         self._last_record_s = 0.0
         self._is_record_old = False  # some were acknowledged since the position was recorded
         self._flushing = Lock()
 
     def take(self, *, for_read: bool = False, is_calm: bool = False) -> Acks | None:
-        """Return what is to be acknowledged next; the caller says what became of it.
+        """Return what to acknowledge next; the caller reports the outcome.
 
-        A read carries nothing while there is little: a moment later there is more. `is_calm` tells that no read and no
-        claim is under way, so that the server's count of what is pending here and ours must be the same.
+        A read carries none while there are few: a moment later there are more. `is_calm` means that no read and no
+        claim is under way, so that the server must count as many pending messages of this consumer as we do.
         """
         in_flight = self._in_flight
         if for_read:
@@ -65,11 +65,11 @@ class AckSender:
             expected = unfinished + left + len(ids) if is_known else -1
             in_flight.unanswered.append(ids)
         if in_flight.finished:
-            in_flight.has_finished.set()  # more than fit, or another one since: nobody else may come and say so
+            in_flight.has_finished.set()  # more than fit, or one since then: no other call may follow
         return Acks(ids, forget, self._is_record_due(unfinished == 0), expected)
 
     def _is_record_due(self, is_quiet: bool) -> bool:
-        # The position matters should the group be destroyed: exact whenever the consumer is quiet, else now and then.
+        # The position is needed if the group is destroyed. Record it when the consumer is idle, else from time to time.
         now = time.monotonic()
         self._is_record_old = not is_quiet and now - self._last_record_s < _RECORD_EVERY_S
         if not self._is_record_old:
@@ -77,7 +77,7 @@ class AckSender:
         return not self._is_record_old
 
     def answered(self, acks: Acks, reply: Reply) -> None:
-        """Take note of the server's answer, which may be an error."""
+        """Process the server's reply, which may be an error."""
         if isinstance(reply, GroupLost):
             self._in_flight.answered(acks.ids)  # the pending list went with the group
             return
@@ -89,7 +89,7 @@ class AckSender:
         self._in_flight.answered(acks.ids)
         unconfirmed = self._commands.unconfirmed
         if refused:
-            # After a lost answer "not pending" means that the first try was heard.
+            # After a lost reply, "not pending" means that the first try was executed.
             lost = [entry_id for entry_id in map(bytes.decode, refused) if entry_id not in unconfirmed]
             acked += len(refused) - len(lost)
             if lost:
@@ -99,7 +99,7 @@ class AckSender:
         self._tally.count_acked(acked)
 
     def put_back(self, acks: Acks) -> None:
-        """Acknowledge these again later: the answer got lost, and they may have been heard."""
+        """Acknowledge these again later: the reply was lost, and they may have been acknowledged."""
         self._commands.unconfirmed.update(acks.ids)
         self._take_back(acks)
 
@@ -112,7 +112,7 @@ class AckSender:
         in_flight.has_finished.set()
 
     async def flush(self) -> None:
-        """Acknowledge everything that is done, in writes of its own."""
+        """Acknowledge all finished messages now."""
         async with self._flushing:
             while (acks := self.take()) is not None:
                 try:
@@ -126,18 +126,18 @@ class AckSender:
                 self.answered(acks, reply)
 
     async def run_once(self) -> None:
-        """Wait for something to acknowledge, give a read the chance to carry it, else send it."""
+        """Wait for finished messages, give a read the chance to carry their acknowledgements, else send them."""
         if not await self._in_flight.has_finished.wait(_RECORD_EVERY_S if self._is_record_old else None):
             await self._record()
             return
         carried = self._carried
         await pause(LINGER_S)
-        if self._in_flight.finished and self._carried == carried:  # else what is left is younger than that
+        if self._in_flight.finished and self._carried == carried:  # else those left are newer than that
             await self.flush()
 
     async def _record(self) -> None:
-        # Handlers that run for long must not keep the record from being exact: after the loss of the group it tells who
-        # was done.
+        # Long-running handlers must not keep the record from being exact: if the group is lost, it says which messages
+        # were finished.
         self._is_record_old = False
         try:
             await self._commands.ack([], forget=False, record=True)

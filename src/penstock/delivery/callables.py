@@ -1,4 +1,4 @@
-"""The user's functions, made uniform: async or plain, for a batch or for one message; and how a call is interrupted."""
+"""Calls the user's functions, async or plain, for a batch or one message, and interrupts running calls."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Call: TypeAlias = Callable[[list[StreamMessage]], Awaitable[list[str] | None]]
 
 
 class RunningCall:
-    """What one worker handles at the moment, so that others can interrupt exactly that."""
+    """The messages that a worker is handling, so that this call, and no other, can be interrupted."""
 
     __slots__ = ("cause", "deadline_s", "is_busy", "job", "messages")
 
     def __init__(self) -> None:
-        self.messages: Sequence[Any] = ()  # or a task; none = no handler runs
+        self.messages: Sequence[Any] = ()  # or tasks; empty = no handler runs
         self.deadline_s = math.inf
         self.is_busy = False
         self.job = Activity.current()
@@ -37,27 +37,27 @@ class RunningCall:
         return self.deadline_s < now_s and bool(self.messages)
 
     def interrupt(self, cause: PenstockError) -> None:
-        """End the running call with the cause; a plain function in a thread cannot be ended and goes on."""
+        """End the running call with the cause; a plain function in a thread cannot be stopped and keeps running."""
         if self.messages and self.job is not None and self.cause is None:
             self.cause = cause
             self.job.interrupt()
 
     def resume(self) -> None:
-        """Go on after an interruption, which was meant for one call."""
+        """Continue after an interruption, which was meant for one call."""
         self.cause = None
         Activity.resume()
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Tell whether calling the function gives a coroutine."""
-    # An object whose type has an async __call__ is as good as an async function.
+    """Return whether calling the function returns a coroutine."""
+    # An object whose type has an async __call__ counts as well.
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def awaitable(
     function: Callable[..., Any], threads: Threads, what: str, arguments: int = 1
 ) -> Callable[..., Awaitable[Any]]:
-    """Return the function so that it can be awaited; a plain one runs in a thread."""
+    """Return the function as an awaitable one; a plain function runs in a thread."""
     if not callable(function):
         raise ConfigurationError(f"{what} must be a function, not {function!r}")
     check_arguments(what, function, arguments)
@@ -70,7 +70,7 @@ def awaitable(
         result = await threads.run(function, *args)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
-                result.close()  # else Python complains, later and elsewhere, that nobody awaited it
+                result.close()  # else Python warns later that it was never awaited
             raise ConfigurationError(
                 f"{what} is a plain function that returned an awaitable: declare it with `async def`"
             )
@@ -80,10 +80,10 @@ def awaitable(
 
 
 def batch_call(handler: Callable[..., Awaitable[Any]]) -> Call:
-    """Return a call that hands a batch over and returns the ids to acknowledge."""
+    """Return a call that passes a batch to the handler and returns the ids to acknowledge."""
 
     async def call(messages: list[StreamMessage]) -> list[str] | None:
-        returned = await handler(messages.copy())  # what the handler does to its list is its own affair
+        returned = await handler(messages.copy())  # the handler may modify its list
         if returned is None:
             logger.warning(
                 "handler returned None for %d message(s), so none is acknowledged; return the ids of finished messages",
@@ -98,7 +98,7 @@ def batch_call(handler: Callable[..., Awaitable[Any]]) -> Call:
 
 
 def message_call(handler: Callable[..., Awaitable[Any]]) -> Call:
-    """Return a call that hands over a single message; returning means that it is done."""
+    """Return a call that passes a single message to the handler; returning means that it is finished."""
 
     async def call(messages: list[StreamMessage]) -> list[str] | None:
         await handler(messages[0])

@@ -1,4 +1,4 @@
-"""Dead letters: written when a message is given up, read, put back into the stream, and deleted."""
+"""Writes, reads, redrives and deletes dead letters."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from penstock.type_checks import check_list
 
 Ids: TypeAlias = list[str]  # the class has a method of that name
 Hook: TypeAlias = Callable[[StreamMessage, str], Awaitable[object]]
-# Writes a record and settles its entry, in one step; False = the entry was not ours any more. It is given the fields of
-# the entry too.
+# Writes a record and settles its entry, whose fields it also gets, in one step; False = no longer ours.
 Settle: TypeAlias = Callable[[Record, Sequence[bytes]], Awaitable[bool]]
 Letter = TypeVar("Letter", bound="Redrivable")
 _PAGE = 500  # ids that one command deletes
@@ -37,14 +36,14 @@ _PAGE = 500  # ids that one command deletes
 
 
 class DeadLetterBackoff:
-    """Entries that the dead letters do not take: they stay pending, and are tried again after a delay that grows."""
+    """Entries that could not be dead-lettered: they stay pending, and are retried after a growing delay."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger, self._delays = logger, DelaysById()
         self.forget = self._delays.forget
 
     def note(self, source: str, entry_id: str) -> int:
-        """Log the refusal that is being handled, the first time with its traceback; return the delay in ms."""
+        """Log the current exception, the first time with its traceback; return the delay in ms."""
         delay_ms, is_first = self._delays.next_ms(entry_id)
         self._logger.log(
             logging.ERROR if is_first else logging.WARNING,
@@ -55,9 +54,9 @@ class DeadLetterBackoff:
 
 
 class DeadLetterMover:
-    """Moves entries of one stream to its dead letters: the record first, the user's hook afterwards.
+    """Moves entries of one stream to its dead letters, then calls the user's hook.
 
-    `settle` is the script by which the callers differ; what is written, logged and kept is the same for all of them.
+    Callers differ only in `settle`, the script that writes the record.
     """
 
     def __init__(
@@ -71,15 +70,15 @@ class DeadLetterMover:
     async def write(
         self, entry: Rejected, consumer: str, settle: Settle, message: StreamMessage | None = None
     ) -> Reason | None:
-        """Move an entry to the dead letters in one step; return the reason that was written, None = it was not ours.
+        """Move an entry to the dead letters in one step; return the recorded reason, None = it is no longer ours.
 
-        Guarantees: when the record cannot be written, the entry stays where it is and the error is raised. One that the
-        server refuses for an error of the entry's own is written without the fields of others.
+        Guarantees: if the record cannot be written, the entry stays where it is and the error is raised. If the server
+        rejects a record because of its entry, it is written again without fields that Penstock does not know.
         """
         fields, reason = entry.fields, entry.reason
         if fields is None:
             rows = await self._client.call(self._source, "XRANGE", self._source, entry.id, entry.id)
-            # Trimmed or deleted while a handler held it: the record tells that, for there is no payload to keep.
+            # Trimmed or deleted while a handler held it: there is no payload to record.
             fields, reason = (rows[0][1], reason) if rows else ([], Reason.MISSING)
         try:
             is_ours = await settle(self._record(entry, consumer, fields, reason, entry.error), fields)
@@ -99,7 +98,7 @@ class DeadLetterMover:
         return reason
 
     def refused(self, entry_id: str) -> int:
-        """Take note of the error that is being handled; return after how many ms the entry is to be tried again."""
+        """Log the current exception; return the delay in ms after which to retry the entry."""
         return self._backoff.note(self._source, entry_id)
 
     def _record(
@@ -138,15 +137,15 @@ class DeadLetterMover:
 
 
 class Redrivable(Protocol):
-    """What a record of dead letters tells, of whatever it is."""
+    """The fields that all dead letters have."""
 
     @property
     def reason(self) -> str:
-        """Why it was given up."""
+        """Why it was dead-lettered."""
 
     @property
     def redrives(self) -> int:
-        """How often it was put back."""
+        """How often it was redriven."""
 
 
 class DeadLetterStream(ABC, Generic[Letter]):
@@ -192,15 +191,15 @@ class DeadLetterStream(ABC, Generic[Letter]):
     ) -> Ids:
         """Put dead letters back, all or the given ones; return the ids of the new entries, or of the tasks.
 
-        Guarantees: each record moves in one step, and keeps in `origin` where it was first published. One that was
-        redriven `max_redrives` times already stays where it is: it would only come back.
+        Guarantees: each record moves in one step, and records in `origin` where it was first published. One that has
+        already been redriven `max_redrives` times stays where it is.
         """
         check_number("max_redrives", max_redrives)
         if ids is not None:
             check_list("ids", ids, "write ['17-0'] for a single one")
         added: Ids = []
         operation = secrets.token_hex(8)
-        # Those that come meanwhile are left: what was put back and died again would be put back once more.
+        # Skip records that are added meanwhile, else a message that fails again would be redriven again.
         letters = self.iterate(end=await self._newest()) if ids is None else self._of_ids(ids)
         async for letter in letters:
             if limit is not None and len(added) >= limit:
@@ -212,21 +211,21 @@ class DeadLetterStream(ABC, Generic[Letter]):
         return added
 
     async def redrive_as(self, letter: Letter) -> str | None:
-        """Put a record back with the fields that it is given here; return the id of what it is now, None = it stays."""
+        """Put a record back with changed fields; return the id of the new entry or task, or None if it stays."""
         return await self._put_back(letter, secrets.token_hex(8))
 
     @abstractmethod
     async def _put_back(self, letter: Letter, operation: str) -> str | None:
-        """Put a record back; return the id of what it is now, or None if it stays."""
+        """Put a record back; return the id of the new entry or task, or None if it stays."""
 
     async def purge(self, ids: Sequence[str] | None = None) -> int:
         """Delete dead letters for good, all or the given ones; return how many."""
         if ids is None:
             return int(await self._client.call(self._key, "XTRIM", self._key, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
         check_list("ids", ids, "write ['17-0'] for a single one")
-        gone = 0
-        for start in range(0, len(ids), _PAGE):
-            command = ("XDEL", self._key, *ids[start : start + _PAGE])
+        gone, wanted = 0, [*ids]
+        for start in range(0, len(wanted), _PAGE):
+            command = ("XDEL", self._key, *wanted[start : start + _PAGE])
             gone += int(await self._client.call(self._key, *command, repeat=Repeat.IDEMPOTENT))
         return gone
 
@@ -255,7 +254,7 @@ class DeadLetters(DeadLetterStream[DeadLetter]):
         if letter.data is None:
             return None
         origin = f"{letter.source_stream}/{letter.source_id}"
-        # Without the expiry: whoever redrives an expired message wants it handled.
+        # Without the expiry, so that an expired message is handled.
         fields = dead_letter_record.redriven(letter.fields, letter.redrives, origin, without={envelope.EXPIRES_AT})
         keys = [self._key, self._keys.stream, self._keys.operation(operation)]
         args = [letter.id, OPERATION_TTL_S, *fields]

@@ -1,4 +1,4 @@
-"""Entries on their way in: decoded into messages, or set apart with the reason why not."""
+"""Decodes entries into messages, or rejects them with a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_NAMES, _LONGEST = 20, 100  # that an error shows
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An entry that no handler will see, or see again; without fields it has those that it has in its stream."""
+    """An entry that no handler gets, or gets again; `fields` is None if they are to be read from the stream."""
 
     id: str
     reason: Reason
@@ -29,7 +29,7 @@ class Rejected:
     fields: Sequence[bytes] | None = None
 
     def as_message(self, stream: str) -> StreamMessage:
-        """Return a message whose data are the raw bytes."""
+        """Return a message whose data is the raw payload."""
         by_name = envelope.as_mapping(self.fields or ())
         data = by_name.get(envelope.DATA, b"")
         return StreamMessage(self.id, data, self.deliveries, self.attempts, stream=stream, fields=by_name)
@@ -53,7 +53,7 @@ class Decoder:
         self._content_type = getattr(self._serializer, "content_type", None)
 
     def fresh(self, rows: Sequence[tuple[bytes, list[bytes]]]) -> DecodedMessages:
-        """Decode entries that were just handed out for the first time."""
+        """Decode entries that were delivered for the first time."""
         # The hot path: an entry with `data` and at most a message id is decoded without building a mapping.
         found = DecodedMessages()
         if self._protection is not None:
@@ -85,7 +85,7 @@ class Decoder:
         return found
 
     def again(self, claims: Sequence[Redelivery]) -> DecodedMessages:
-        """Decode entries that are handed out again; their counts do not include the coming run."""
+        """Decode entries that are delivered again; their counts do not include the coming run."""
         found = DecodedMessages()
         for claim in claims:
             self._decode(found, claim.id, claim.fields, claim.deliveries, claim.attempts)

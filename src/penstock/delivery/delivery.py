@@ -1,4 +1,4 @@
-"""Delivery: messages in the hands of a worker, and the ways in which they end."""
+"""Delivery: the messages that a worker handles, and how they are settled."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class ConsumerContext:
 class Delivery(msgspec.Struct, eq=False):
     """Messages for one call of a handler, from the moment a worker has them until each is settled.
 
-    Their leases are renewed as long as they are in flight, and what a worker leaves is handed back by Drain.
+    Their leases are renewed as long as they are in flight; Drain hands back those that a worker does not settle.
     """
 
     in_flight: InFlight
     messages: list[StreamMessage]
-    is_again: bool = False  # handed out before: begin() records that they run once more
+    is_again: bool = False  # delivered before: begin() records another run
     is_last_chance: bool = False
-    is_suspect: bool = False  # its last holder died, perhaps of it
+    is_suspect: bool = False  # its last holder died, perhaps because of it
 
     async def begin(self) -> bool:
-        """Record that the handler begins with messages that were handed out before; False = none is left to run.
+        """Record that the handler begins with messages that were delivered before; return whether any are left to run.
 
-        Those whose chances are used up go to the dead letters, those that are another consumer's by now are let go.
+        Dead-letters those that have used up their attempts, and drops those that now belong to another consumer.
         """
         context, admitted = self.in_flight.context, list[StreamMessage]()
         limits = context.config.limits
@@ -79,11 +79,11 @@ class Delivery(msgspec.Struct, eq=False):
         return [message for message in self.messages if found.get(message.id) is message]
 
     def finish(self, messages: list[StreamMessage], ids: list[str]) -> None:
-        """Have messages acknowledged: their handler is done."""
+        """Mark messages as finished, so that they are acknowledged."""
         self.in_flight.finish(messages, ids, self.is_again)
 
     async def retry(self, retries: Sequence[tuple[StreamMessage, RetryAfter]]) -> None:
-        """Have messages handed out again after their delays."""
+        """Schedule messages for another run after their delays."""
         if not retries:
             return
         parkings = []
@@ -103,7 +103,7 @@ class Delivery(msgspec.Struct, eq=False):
     async def dead_letter(
         self, message: StreamMessage, reason: Reason, error: BaseException | None, fields: Sequence[bytes] | None = None
     ) -> None:
-        """Move a message to the dead letters; one that they do not take stays pending, and is tried again later."""
+        """Move a message to the dead letters; if that fails, it stays pending and is retried later."""
         in_flight, context = self.in_flight, self.in_flight.context
         entry = Rejected(message.id, reason, error, message.delivery_count, message.attempts, fields)
         settle = partial(context.commands.dead_letter, message.id)
@@ -122,7 +122,7 @@ class Delivery(msgspec.Struct, eq=False):
             self._let_go_of_refused([message], [written is not None])
 
     def _let_go_of_refused(self, messages: Sequence[StreamMessage], answers: Sequence[bool]) -> None:
-        # Their answers say that they belong to another consumer now.
+        # They now belong to another consumer.
         lost = [message for message, is_ours in zip(messages, answers, strict=True) if not is_ours]
         if lost:
             for message in lost:

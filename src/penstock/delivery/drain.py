@@ -1,4 +1,4 @@
-"""How a run ends, and how a consumer parts with its messages: running handlers may finish, the rest is handed back."""
+"""How a run ends: running handlers may finish, and all other messages are handed back."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ async def graceful_end(
     wind_up: Callable[[float], Awaitable[None]], grace_s: float, on_signal: Callable[[], None] | None,
     cleanup_s: float = CLEANUP_TIMEOUT_S,
 ) -> AsyncIterator[None]:  # fmt: skip
-    """Wind up with a grace when the work inside has ended; after an error, or when cancelled, without one.
+    """Call `wind_up` with the grace period when the body ends, or without one after an error or a cancellation.
 
-    Until then SIGTERM and SIGINT call `on_signal`, if it is given.
+    Until then, SIGTERM and SIGINT call `on_signal`, if it is given.
     """
     unsubscribe = SignalWatch.subscribe(on_signal) if on_signal is not None else None
     try:
         yield
         await wind_up(grace_s)
-    except BaseException:  # also when asked a second time, while winding up
+    except BaseException:  # also a second signal or cancellation while winding up
         await shielded(cleanup_s, wind_up, 0.0)
         raise
     finally:
@@ -44,22 +44,22 @@ async def graceful_end(
 
 
 class Drain:
-    """Hands back what a consumer holds, without counting an attempt; another one, or its next run, takes it at once."""
+    """Hands back a consumer's messages without counting an attempt, for another consumer or its next run."""
 
     def __init__(self, in_flight: InFlight, reader: MessageReader, acks: AckSender) -> None:
         self._in_flight, self._reader, self._acks = in_flight, reader, acks
         self._context, self._commands = in_flight.context, in_flight.context.commands
 
     async def begin(self) -> None:
-        """Let nothing new begin: hand out nothing, end the read under way, hand back what waits."""
+        """Stop starting handlers: end the current read, and hand back waiting messages."""
         self._in_flight.close()
         waiting = self._waiting()
         await self.quietly(self._reader.unblock)
-        async with self._reader.claiming:  # a look at what is due, begun before, would take it all back
+        async with self._reader.claiming:  # else a check for due messages that began before would take them back
             await self.quietly(self._park, waiting)
 
     async def let_finish(self, workers: TaskGroup, grace_s: float) -> None:
-        """Wait for the handlers that run, but not for longer than the grace; acknowledge what is done meanwhile."""
+        """Wait for running handlers, at most for the grace period, and acknowledge finished messages meanwhile."""
         deadline = time.monotonic() + grace_s
         while not await workers.join(min(_FLUSH_EVERY_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -68,27 +68,27 @@ class Drain:
             await self.quietly(self._acks.flush)
 
     async def end(self) -> None:
-        """Acknowledge what is done and hand back all the rest."""
+        """Acknowledge finished messages and hand back all others."""
         await self.quietly(self._acks.flush)
         await self.quietly(self._park, self._unfinished())
         await self.quietly(self._park_stranded)
 
     async def let_go(self) -> None:
-        """Part with everything in the middle of a pass."""
+        """Hand back or acknowledge all messages in the middle of a pass."""
         await self.quietly(self._park, self._waiting())
         await self.quietly(self._acks.flush)
         await self.quietly(self._park, self._unfinished())
         self._reader.must_sweep()
 
     async def quietly(self, step: Callable[..., Awaitable[Any]], *args: Any) -> None:
-        """Do a step on the way out: a broken Redis must not hide why we leave; leases run out by themselves."""
+        """Run a step while stopping. Log errors of Redis, which must not hide why we stop; leases expire anyway."""
         try:
             await step(*args)
         except PenstockError as error:
             logger.warning("%s: error while stopping: %s", self._commands.consumer, error)
 
     def _waiting(self) -> list[Parking]:
-        # New messages count as delivered once; those that wait to run again were not counted for the coming run.
+        # New messages count as delivered once; for those that wait to run again, the coming run was not counted yet.
         fresh, again = self._in_flight.call_off()
         waiting = [Parking(entry_id, 0, 0, 0) for entry_id in fresh]
         return waiting + [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
@@ -99,7 +99,7 @@ class Drain:
         return [Parking(i, 0, max(0, counted[0] - 1), max(0, counted[1] - 1)) for i, counted in counts.items()]
 
     async def _park(self, parkings: list[Parking]) -> None:
-        told = self._in_flight.drop([parking.id for parking in parkings])  # whoever is done now comes too late
+        told = self._in_flight.drop([parking.id for parking in parkings])  # a handler that finishes now is too late
         parkings = [parking for parking in parkings if parking.id in set(told)]
         if parkings and not self._commands.is_fenced:
             self._in_flight.unanswered.append(told)  # in flight until the server has answered
@@ -111,7 +111,7 @@ class Drain:
             self._context.emit(EventName.HANDED_BACK, count=sum(answers))
 
     async def _park_stranded(self) -> None:
-        # What the server handed to a read whose reply nobody saw. Of a fenced consumer it is the newer process's.
+        # Messages that were delivered to a read whose reply was lost. If fenced, they belong to the newer process.
         await self._reader.kill_abandoned_read()
         if self._commands.is_fenced or not self._reader.has_read:
             return

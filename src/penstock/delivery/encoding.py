@@ -1,4 +1,4 @@
-"""Messages on their way out: checked, encoded and laid out as the publish script wants them."""
+"""Checks and encodes messages, and lays them out for the publish script."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _JSON = "application/json"
 
 
 class Encoded(msgspec.Struct, gc=False, eq=False):
-    """One encoded message; `more` are its fields beside payload and message id."""
+    """One encoded message; `more` are its fields other than payload and message id."""
 
     raw: bytes
     message_id: str
@@ -32,7 +32,7 @@ class Encoded(msgspec.Struct, gc=False, eq=False):
 
 
 class Encoder:
-    """Turns what a caller pushes into encoded messages."""
+    """Encodes payloads into messages."""
 
     def __init__(self, serializer: Serializer | None, stream: str, protection: Protection | None) -> None:
         self._stream, self._protection = stream, protection
@@ -41,12 +41,12 @@ class Encoder:
         message_ids = ids.MessageIds()
         self._new_id, self._new_ids = message_ids.make, message_ids.make_many
         content_type: str | None = getattr(self._serializer, "content_type", None)
-        # What nobody has to be told costs no bytes: JSON is what a reader assumes.
+        # JSON is not recorded: readers assume it.
         is_told = content_type is not None and content_type != _JSON
         self._more: tuple[Field, ...] = (envelope.CONTENT_TYPE, str(content_type)) if is_told else ()
 
     def plain(self, data: object) -> Encoded:
-        """Encode a message that has nothing but a payload."""
+        """Encode a message that has only a payload."""
         raw = self._dumps(data)
         if type(raw) is not bytes:
             raise self._not_bytes(raw)
@@ -54,7 +54,7 @@ class Encoder:
         return message if self._protection is None else self._protected(message, self._protection)
 
     def plain_many(self, items: Iterable[object]) -> list[Encoded]:
-        """Encode messages that have nothing but a payload."""
+        """Encode messages that have only payloads."""
         payloads: list[Any] = [self._dumps(data) for data in items]
         new_ids, more = self._new_ids(len(payloads)), self._more
         messages = [Encoded(raw, new_id, more) for raw, new_id in zip(payloads, new_ids, strict=True)]
@@ -109,7 +109,7 @@ class Encoder:
 def layout(messages: Sequence[Encoded]) -> Sequence[Field]:
     """Return the arguments of the publish script that describe the messages, count and layout first."""
     if len(messages) == 1:
-        # Its caller waits for it alone: laid out without the lists of a batch.
+        # For speed, a single message is laid out without the lists of a batch.
         lone, more = messages[0], messages[0].more
         if not more and not lone.window_ms:
             return 1, "plain", lone.raw, lone.message_id

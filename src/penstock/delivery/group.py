@@ -1,4 +1,4 @@
-"""ConsumerGroup: a group seen from outside: its life, its numbers, its health."""
+"""ConsumerGroup: creates and monitors a consumer group, and does its chores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient, check_client
 from penstock.redis.retry import Repeat
 
-_RESTORED = "restored"  # holds what was pending in a group that was destroyed, until a consumer takes it over
+_RESTORED = "restored"  # holds what was pending in a destroyed group until a consumer takes it over
 
 
 class ConsumerGroup:
@@ -67,8 +67,8 @@ class ConsumerGroup:
     async def lag(self) -> Lag:
         """Return how many entries the group has not received yet, and the age of the oldest.
 
-        Counted, since the server's own number is wrong or missing after trimming and deleting. Of a backlog that is too
-        large to be counted, some hundreds of megabytes, an upper bound is returned, as one that is not exact.
+        Counts them, since the server's own number is wrong or missing after trimming and deleting. For a backlog that
+        is too large to count, some hundreds of megabytes, returns an upper bound, marked as not exact.
         """
         return await self._lag(await self._info())
 
@@ -89,11 +89,11 @@ class ConsumerGroup:
         if info["last-delivered-id"].decode() == ids.ZERO:
             return length
         read, lag = info.get("entries-read"), info.get("lag")
-        # Both together are what was ever added: if all of it is there, nothing was removed that the counters missed.
+        # Their sum is all that was ever added: if the stream still has that many, the counters missed no removal.
         return int(lag) if read is not None and lag is not None and read + lag == length else None
 
     async def stats(self, dlq_stream: str | None = None) -> StreamStats:
-        """Return the numbers of the stream and the group."""
+        """Return statistics of the stream and the group."""
         stream = self._keys.stream
         info = await self._info()
         lag = await self._lag(info)
@@ -140,7 +140,7 @@ class ConsumerGroup:
     ) -> Health:
         """Return `healthy`, `issues` and `stats`.
 
-        A consumer that holds nothing may be silent: it has nothing to do, or is about to be removed.
+        Ignores idle consumers that hold no messages: they have nothing to do, or will be removed.
         """
         try:
             stats = await self.stats(dlq_stream)

@@ -1,4 +1,4 @@
-"""What one consumer says to its group: every method is one command or script, and one transition of a message.
+"""The commands of one consumer of a group: each method is one command or script, and one transition of a message.
 
        read               ack
 queued ------> pending -----------> acknowledged
@@ -61,7 +61,7 @@ class GroupCommands:
         self._ack = script("streams/ack")
         keys_of_finish = (keys.stream, self._claim_keys[2])
         self._finish_quickly: Command = ("EVALSHA", script("queue/finish").sha, 2, *keys_of_finish, group, consumer)
-        self.unconfirmed: set[str] = set()  # what a try whose reply got lost may have settled
+        self.unconfirmed: set[str] = set()  # may have been settled by a try whose reply was lost
 
     @property
     def _me(self) -> tuple[str, str, str]:
@@ -70,7 +70,7 @@ class GroupCommands:
     # --- reading ------------------------------------------------------------------------------------
 
     def read_command(self, count: int, block_ms: int | None) -> Command:
-        """Return the command that hands out new messages; it must be sent once only."""
+        """Return the command that reads new messages; send it only once."""
         block = ("BLOCK", block_ms) if block_ms else ()
         return (
             "XREADGROUP", "GROUP", self.group, self.consumer, "COUNT", count, *block, "STREAMS", self.keys.stream, ">",
@@ -81,8 +81,8 @@ class GroupCommands:
     def ack_command(self, done: Sequence[str], forget: bool, record: bool, expected: int = -1) -> Command:
         """Return the command that acknowledges messages, at most MAX_IDS of them.
 
-        `expected` is how many messages must be pending with this consumer if it lost none, or -1 if that is unknown.
-        The reply is how many were acknowledged, and the ids that were refused; -1 = not the expected number pending.
+        `expected` is the number of messages pending with this consumer if it lost none, or -1 if that is unknown. The
+        reply is the number of acknowledged messages, and the ids that were refused; -1 = another number is pending.
         """
         first, last = id_bounds(done) if expected < 0 else ("-", "+")
         keys = (self.keys.stream, self.keys.attempts(self.group), self.keys.position(self.group), self._worker)
@@ -90,21 +90,21 @@ class GroupCommands:
         return ("EVALSHA", self._ack.sha, len(keys), *keys, *flags, first, last, *done)
 
     async def ack(self, done: Sequence[str], forget: bool, record: bool) -> Reply:
-        """Acknowledge messages, at most MAX_IDS. The refusal of one that is `unconfirmed` means that it is done."""
+        """Acknowledge messages, at most MAX_IDS. If an `unconfirmed` one is refused, it is acknowledged already."""
         command = self.ack_command(done, forget, record)
         count = int(command[2])
         keys = [str(key) for key in command[3 : 3 + count]]
         return await settle(self._client, "streams/ack", keys, command[3 + count :], done, self.unconfirmed)
 
     async def begin(self, claims: Sequence[tuple[str, int, int]]) -> list[bool]:
-        """Record that handlers begin with messages (id, deliveries, attempts so far); False = not ours any more."""
+        """Record that handlers begin with messages (id, deliveries, attempts so far); False = no longer ours."""
         args = [item for claim in claims for item in claim]
         keys = [self.keys.stream, self.keys.attempts(self.group), self._worker]
         reply = await self._client.run("streams/begin", keys, [*self._me, *args], Repeat.IDEMPOTENT)
         return [bool(item) for item in reply]
 
     async def park(self, parkings: Sequence[Parking]) -> list[bool]:
-        """Put messages aside until they are due; False = not ours any more."""
+        """Put messages aside until they are due; False = no longer ours."""
         answers: list[bool] = []
         for start in range(0, len(parkings), MAX_IDS):
             chunk = parkings[start : start + MAX_IDS]
@@ -122,9 +122,9 @@ class GroupCommands:
         *,
         is_deleted: bool = False,
     ) -> bool:
-        """Move a message to the dead letters and free its deduplication key; False = it was not ours any more.
+        """Move a message to the dead letters and release its deduplication key; False = it is no longer ours.
 
-        `is_deleted` tells that the entry leaves the stream at once, unless another group needs it.
+        With `is_deleted`, the entry is also deleted from the stream, unless another group needs it.
         """
         dedup_key = envelope.dedup_key(fields)
         _, retries, attempts, dead_letters = self._claim_keys
@@ -146,10 +146,10 @@ class GroupCommands:
         must_log: bool,
         dedup_key: str | None = None,
     ) -> int:
-        """End the life of a message, recorded in a log that keeps `most` records; 0 = it was not ours any more.
+        """Finish a message, and record it in a log that keeps `most` records; 0 = it is no longer ours.
 
-        2 = it is done, but its record was refused, which only happens to one that need not be written. A
-        deduplication key that is given is free again.
+        2 = it is finished, but its optional record could not be written. Releases the deduplication key, if one is
+        given.
         """
         keys = [self.keys.stream, self._claim_keys[2], *([log] if log else [])]
         if dedup_key is not None:
@@ -159,10 +159,10 @@ class GroupCommands:
         return int(await self._settle("queue/finish", keys, args, message_id))
 
     def post_finish(self, message_id: str, *following: Command) -> Promise[list[Reply]] | None:
-        """Send finish() without a log at once, and what is to follow it; None = it cannot be sent now.
+        """Send finish() without a log immediately, and further commands after it; None = it cannot be sent now.
 
-        The promise brings the replies: the first one is 1 if it was heard. The hot path: nothing has to be kept from
-        being cancelled, because nothing is waited for but the promise.
+        The promise resolves to the replies; the first one is 1 if the message is finished. This is the hot path: only
+        the promise is awaited, so nothing needs protection from cancellation.
         """
         connection = self._client.ready()
         if connection is None:
@@ -172,7 +172,7 @@ class GroupCommands:
 
         def on_reply(reply: Reply) -> None:
             if not replies and isinstance(reply, ConnectionLost):
-                self.unconfirmed.add(message_id)  # the long way finds out whether it was
+                self.unconfirmed.add(message_id)  # finish() finds out whether it was executed
             replies.append(reply)
             if len(replies) > len(following):
                 promise.set_result(replies)
@@ -183,9 +183,9 @@ class GroupCommands:
     async def _settle(
         self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], message_id: str
     ) -> bytes | int:
-        # The answer of a script that settles a message once; 0 = it is not ours any more.
+        # The reply of a script that settles a message once; 0 = it is no longer ours.
         answer: bytes | int = await settle(self._client, name, keys, args, (message_id,), self.unconfirmed)
-        # Not pending any more: after a lost answer the first try was heard, else another consumer settled the message.
+        # Not pending: after a lost reply, the first try was executed; otherwise another consumer settled the message.
         is_repeated = message_id in self.unconfirmed
         self.unconfirmed.discard(message_id)
         if answer == 0 and is_repeated:
@@ -193,7 +193,7 @@ class GroupCommands:
         return 0 if answer == -1 else answer
 
     async def renew(self, message_id: str, lease_ms: int) -> bool:
-        """Renew the lease of one message; False = it is not ours any more."""
+        """Renew the lease of one message; False = it is no longer ours."""
         args: list[str | int] = [self.group, self.consumer, "", 0, message_id]
         refused, vanished = await self._client.run("streams/renew", [self.keys.stream], args, Repeat.IDEMPOTENT)
         if vanished:
@@ -204,7 +204,7 @@ class GroupCommands:
     # --- taking messages again ----------------------------------------------------------------------
 
     async def take_due(self, limit: int, waits: bool = True) -> tuple[int | None, list[Redelivery], list[str]]:
-        """Take messages whose waiting time is over; return also the ms until the next one is due."""
+        """Take messages that are due; also return the ms until the next one is."""
         args: list[str | int] = [self.group, self.consumer, limit]
         wait_ms, claims, missing = await self._client.run(
             "streams/take_due", self._claim_keys, args, Repeat.ONCE, waits
@@ -214,7 +214,7 @@ class GroupCommands:
     async def recover(
         self, lease_ms: int, limit: int, cursor: str, page: int, waits: bool = True
     ) -> tuple[str, list[Redelivery], list[str]]:
-        """Take messages whose holder has been silent for a lease; return also where to look next."""
+        """Take messages whose lease has expired; also return the cursor of the next call."""
         args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
         following, claims, missing = await self._client.run(
             "streams/recover", self._claim_keys, args, Repeat.ONCE, waits
@@ -233,12 +233,12 @@ class GroupCommands:
             start = f"({page[-1]}"
 
     async def take(self, wanted: Sequence[str], is_own_read: bool) -> tuple[list[Redelivery], list[str]]:
-        """Take messages that are pending with this consumer though it does not hold them.
+        """Take messages that are pending with this consumer but not held by it.
 
-        `is_own_read` tells that they are not those of an earlier process of this name.
+        `is_own_read` means that they were not delivered to an earlier process with this name.
         """
         found, gone, left = list[Redelivery](), list[str](), wanted
-        while left:  # of large messages a call takes a few
+        while left:  # a call takes only a few large messages
             args: list[str | int] = [self.group, self.consumer, int(is_own_read), *left]
             reply = await self._client.run("streams/take", self._claim_keys, args, Repeat.IDEMPOTENT)
             claims, missing, looked = reply
@@ -253,7 +253,7 @@ class GroupCommands:
         await self._client.run("streams/take_name", [self._worker], [incarnation, ttl_ms], Repeat.IDEMPOTENT)
 
     async def leave_name(self) -> None:
-        """Give the name up, if it is still ours."""
+        """Release the name if it is still ours."""
         if self.incarnation:
             await self._client.run("streams/leave_name", [self._worker], [self.incarnation], Repeat.IDEMPOTENT)
 
@@ -262,10 +262,10 @@ async def settle(
     client: StreamClient, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], ids: Collection[str],
     unconfirmed: set[str],
 ) -> Reply:  # fmt: skip
-    """Run a script that settles the ids and refuses those that are settled, until its answer is known; return that.
+    """Run a script that settles the ids, and refuses settled ones, until a reply arrives; return the reply.
 
-    `unconfirmed` receives the ids when a reply gets lost: a refusal of one of them then means that an earlier try has
-    settled it. They stay there when this raises, for the next call, and are the caller's to remove.
+    Adds the ids to `unconfirmed` when a reply is lost: if one of them is then refused, an earlier try has settled it.
+    The caller removes them; after an error they stay there for the next call.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -289,7 +289,7 @@ def parse_rows(reply: Reply) -> list[tuple[bytes, list[bytes]]]:
 
 def id_bounds(done: Sequence[str]) -> tuple[str, str]:
     """Return the least and the greatest of the ids."""
-    # Ids of one length order as texts do; to parse every id would cost as much as all the rest of acknowledging.
+    # Ids of one length sort like strings. Parsing every id would double the cost of acknowledging.
     if not done:
         return "-", "+"
     lengths = set(map(len, done))

@@ -1,4 +1,4 @@
-"""What a consumer has in flight: every message that it was handed and that the server has not settled."""
+"""The messages that a consumer has in flight: delivered to it, and not settled by the server."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ class InFlight:
     """The messages of this process that the server has not settled: the heartbeat renews exactly these.
 
     A message waits, new or to run again, until a worker takes it in a delivery. When its handler is done, it is
-    `finished`, and `unanswered` from the moment its acknowledgement is sent until the server has answered. One that
-    failed is with its worker until the server has parked or dead-lettered it.
+    `finished`, and `unanswered` from the moment its acknowledgement is sent until the server has answered. A failed
+    message stays with its worker until the server has parked or dead-lettered it.
 
-    A delivery is held as a whole: to enter and to strike out every message by its id would cost as much as to decode
-    it. Only when somebody asks for one of them the deliveries are broken up. New messages wait as the entries that the
-    server sent and are decoded when a worker takes them: a thousand decoded payloads that lie about would cost the
-    garbage collector as much as decoding them.
+    A delivery is stored as a whole: adding and removing every message by its id would cost as much as decoding it.
+    Deliveries are split up only when one of their messages is looked up. New messages wait as the server's entries, and
+    are decoded when a worker takes them: a thousand waiting payloads would cost the garbage collector as much as
+    decoding them.
 
-    Guarantees: a message is seen as held from its arrival until it is settled, by every thread, also while it passes
-    from one place to the other. Who must change something else in the same moment takes `lock`.
+    Guarantees: every thread sees a message as held from its arrival until it is settled, also while it moves from one
+    list to another. Take `lock` to change something else together with it.
     """
 
     def __init__(self, context: ConsumerContext) -> None:
         self.context = context
         self.lock = threading.RLock()
-        self._fresh: list[Row] = []  # back to front: what is taken from the end of a list moves nothing
-        self._again: deque[StreamMessage] = deque()  # they wait to run once more; also in _single
-        self._delivered: dict[int, list[Row] | list[StreamMessage]] = {}  # with workers, by the identity of the list
+        self._fresh: list[Row] = []  # in reverse: taking from the end of a list is cheap
+        self._again: deque[StreamMessage] = deque()  # waiting to run again; also in _single
+        self._delivered: dict[int, list[Row] | list[StreamMessage]] = {}  # taken by workers, by the id() of the list
         self._single: dict[str, StreamMessage | None] = {}  # None = not decoded
         self._newest = (0, 0)  # no entry with a greater id has ever been held
         self._settling: set[str] = set()  # the server is being asked to park or to dead-letter them
-        self.rejected: deque[Rejected] = deque()  # no handler can see them: to be dead-lettered
-        self.finished: list[str] = []  # their handlers are done, and nobody has told the server
+        self.rejected: deque[Rejected] = deque()  # to be dead-lettered without a handler
+        self.finished: list[str] = []  # their handlers are done, and no acknowledgement was sent
         self.first_finished_s = 0.0
-        self.has_attempts = False  # of those that are finished some have a record of attempts to be forgotten
+        self.has_attempts = False  # some of the finished ones have a record of attempts to delete
         self.unanswered: list[list[str]] = []  # acknowledged or handed back, and the server has not answered
         self.suspects: set[str] = set()  # those whose last holder died
-        self.is_exact = False  # the server's list of what is pending here and ours were compared and agree
+        self.is_exact = False  # the server's list of our pending messages was compared with ours, and is the same
         self.is_read_under_way = False
-        self.is_closed = False  # nothing is handed out any more
+        self.is_closed = False  # no message is handed out
         self.has_finished, self.has_parked, self.has_rejected = Flag(), Flag(), Flag()
         self._arrivals, self._room, self._again_taken = WaitQueue(), WaitQueue(), WaitQueue()
         self._low = 0
 
     def __len__(self) -> int:
-        """Return how many messages there are whose handlers are not done."""
+        """Return the number of messages whose handlers are not done."""
         with self.lock:
             return len(self._fresh) + len(self._single) + sum(map(len, self._delivered.values()))
 
@@ -70,18 +70,18 @@ class InFlight:
 
     @property
     def waiting_again(self) -> int:
-        """How many messages wait to be handled once more."""
+        """How many messages wait to run again."""
         return len(self._again)
 
     # --- coming in ----------------------------------------------------------------------------------
 
     def add_fresh(self, rows: list[Row]) -> int:
-        """Take in new entries, in the order of their ids; return how many were not held already."""
+        """Add new entries, in the order of their ids; return how many were not held already."""
         if not rows:
             return 0
         with self.lock:
             first, last = ids.parse(rows[0][0].decode()), ids.parse(rows[-1][0].decode())
-            if first <= self._newest:  # the group was set back and hands out once more what we may have
+            if first <= self._newest:  # the group was set back, and may deliver again what we hold
                 known = set(self.unsettled_ids())
                 rows = [row for row in rows if row[0].decode() not in known]
             self._newest = max(self._newest, last)
@@ -91,13 +91,13 @@ class InFlight:
         return len(rows)
 
     def add_again(self, claims: Sequence[Redelivery], missing: Sequence[str] = ()) -> int:
-        """Take in messages that were handed out before; return how many were not held already.
+        """Add messages that were delivered before; return how many were not held already.
 
-        Those that are missing were handed out, but their entries were trimmed or deleted: the server has settled them.
+        `missing` ones were delivered, but their entries were trimmed or deleted: the server has settled them.
         """
         decoded = self.context.decoder.again(claims)
         with self.lock:
-            # Also those that are done here: they were claimed because their acknowledgement is late.
+            # Also finished ones, which were claimed because their acknowledgement is late.
             known = set(self.unsettled_ids())
             by_id = {message.id: message for message in decoded.messages if message.id not in known}
             rejected = [entry for entry in decoded.rejected if entry.id not in known]
@@ -114,7 +114,7 @@ class InFlight:
         return count
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:
-        # Each is held by itself: it has no payload to be handled.
+        # Held one by one, because they are not part of a delivery.
         for entry in rejected:
             self._single[entry.id] = entry.as_message(self.context.decoder.stream)
             self.rejected.append(entry)
@@ -124,16 +124,16 @@ class InFlight:
     # --- to the workers -----------------------------------------------------------------------------
 
     async def take(self, limit: int) -> Delivery | None:
-        """Wait for messages for one call; return None when nothing is handed out any more."""
-        # A handler that never awaits would starve the reader, and the server would idle: before the last messages are
-        # decoded and handled, the reader has its turn.
+        """Wait for messages for one call; return None once this is closed."""
+        # A handler that never awaits would starve the reader, and the server would idle, so the reader gets its turn
+        # before the last messages are decoded and handled.
         while not self.is_closed:
             if len(self._fresh) > limit and self._has_room():
                 self._room.call()
-                await next_tick()  # before anything is taken, so that messages begin in their order
+                await next_tick()  # before taking messages, so that they begin in order
             delivery = self._take_again(limit) if self._again else self._take_fresh(limit)
             if self._has_room():
-                self._room.call()  # also when nothing is left to hand out, for all of it was rejected
+                self._room.call()  # also when all messages were rejected
             if delivery is not None:
                 return delivery
             await self._arrivals.wait_until(lambda: bool(self.is_closed or self._fresh or self._again))
@@ -158,7 +158,7 @@ class InFlight:
         decoded = self.context.decoder.fresh(rows)
         messages, rejected = decoded.messages, decoded.rejected
         with self.lock:
-            if self._delivered.pop(id(rows), None) is None:  # somebody asked for one of them meanwhile
+            if self._delivered.pop(id(rows), None) is None:  # one of them was looked up meanwhile
                 messages = [message for message in messages if message.id in self._single]
                 rejected = [entry for entry in rejected if entry.id in self._single]
                 self._single.update({message.id: message for message in messages})
@@ -179,7 +179,7 @@ class InFlight:
                     if not taken:
                         return Delivery(self, [message], True, True, self._is_suspected(message))
                     self._again.appendleft(message)
-                    self._arrivals.call()  # a worker that looked meanwhile has not seen it
+                    self._arrivals.call()  # a worker that checked meanwhile has not seen it
                     break
                 self._is_suspected(message)
                 taken.append(message)
@@ -193,9 +193,9 @@ class InFlight:
     # --- from the workers ---------------------------------------------------------------------------
 
     def finish(self, messages: list[StreamMessage], done: list[str], is_again: bool) -> None:
-        """Mark messages as finished; `done` are their ids. Those that ran again have a record of attempts to forget."""
+        """Mark messages as finished; `done` are their ids. `is_again`: they have a record of attempts to delete."""
         with self.lock:  # else another thread might count a message twice, or not at all
-            # A message that was handed back meanwhile is not ours to settle.
+            # A message that was handed back meanwhile is no longer ours to settle.
             found = self.release(messages)
             if not self.finished:
                 self.first_finished_s = time.monotonic()
@@ -205,7 +205,7 @@ class InFlight:
             self.has_finished.set()
 
     def release(self, messages: list[StreamMessage]) -> list[StreamMessage]:
-        """Let go of messages; return those that were still held, the same list if that is a whole delivery."""
+        """Remove messages; return those that were still held: the same list if it is a whole delivery."""
         with self.lock:
             if self._delivered.pop(id(messages), None) is not None:
                 return messages
@@ -216,19 +216,19 @@ class InFlight:
             return found
 
     def answered(self, told: list[str]) -> None:
-        """Remove a list of ids from `unanswered`: the server has answered, or its answer got lost."""
+        """Remove a list of ids from `unanswered`: the server has answered, or its reply was lost."""
         with self.lock:
             del self.unanswered[next(place for place, other in enumerate(self.unanswered) if other is told)]
 
     def park(self, messages: list[StreamMessage]) -> None:
-        """Let go of messages that wait for their next run; they stay pending with this consumer."""
+        """Remove messages that wait for their next run; they stay pending with this consumer."""
         self.release(messages)
         self.is_exact = False
         self.has_parked.set()
 
     @contextmanager
     def settling(self, messages: Iterable[StreamMessage]) -> Iterator[None]:
-        """Let no heartbeat take messages for lost that are not pending any more: the answer tells whose they were."""
+        """Keep renewals from reporting messages as lost while the server settles them: its reply tells."""
         asked = [message.id for message in messages]
         self._settling.update(asked)
         try:
@@ -254,12 +254,12 @@ class InFlight:
             return [*self._itemized(), *(row[0].decode() for row in self._fresh)]
 
     def unsettled_ids(self) -> list[str]:
-        """Return the ids of all messages that the server has not settled: also of those that are done here."""
+        """Return the ids of all messages that the server has not settled, including finished ones."""
         with self.lock:
             return [*self.ids(), *self.finished, *(entry_id for told in self.unanswered for entry_id in told)]
 
     def find(self, wanted: Iterable[str]) -> dict[str, StreamMessage | None]:
-        """Return those of the messages whose handlers are not done, by id; None = not decoded yet."""
+        """Return the wanted messages whose handlers are not done, by id; None = not decoded yet."""
         with self.lock:
             single, unseen, found = self._itemized(), set[bytes](), dict[str, StreamMessage | None]()
             for entry_id in wanted:
@@ -272,7 +272,7 @@ class InFlight:
             return found
 
     def drop(self, unwanted: Iterable[str]) -> list[str]:
-        """Let go of messages by their ids, wherever they are; return the ids of those that were held."""
+        """Remove messages by their ids; return the ids of those that were held."""
         with self.lock:
             found = self.find(unwanted)
             waiting = {entry_id.encode() for entry_id in found if self._single.pop(entry_id, None) is None}
@@ -281,7 +281,7 @@ class InFlight:
             return list(found)
 
     def lose(self, lost: Iterable[str]) -> None:
-        """Let go of messages whose leases were lost, whether a worker took them or not."""
+        """Remove messages whose leases were lost, whether or not a worker has taken them."""
         with self.lock:
             found = self.find(set(lost) - self._settling)
             for message in found.values():
@@ -292,7 +292,7 @@ class InFlight:
             self.count_lost(list(found))
 
     def count_lost(self, lost: list[str]) -> None:
-        """Count messages that belong to another consumer now."""
+        """Count messages that now belong to another consumer."""
         self.context.tally.count(lease_lost=len(lost))
         self.context.emit(EventName.LEASE_LOST, ids=lost)
 
@@ -303,19 +303,19 @@ class InFlight:
         return not self.is_read_under_way and len(self._fresh) <= self._low
 
     async def wait_for_room(self, low: int) -> None:
-        """Wait until at most `low` new messages wait, or nothing is handed out any more."""
+        """Wait until at most `low` new messages are waiting, or this is closed."""
         self._low = low
         if len(self._fresh) > low and not self.is_closed:
             await self._room.wait_until(lambda: self.is_closed or len(self._fresh) <= low)
 
     async def wait_for_few_again(self, few: int) -> None:
-        """Wait until fewer than that wait to be handled once more, or nothing is handed out any more."""
+        """Wait until fewer than `few` messages are waiting to run again, or this is closed."""
         await self._again_taken.wait_until(lambda: self.is_closed or len(self._again) < few)
 
     # --- the end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Hand out nothing any more, and let everybody end who waits for something to do."""
+        """Stop handing out messages, and end all waits."""
         self.is_closed = True
         for waiters in (self._arrivals, self._room, self._again_taken):
             waiters.call(1_000_000)
@@ -332,7 +332,7 @@ class InFlight:
             self.has_rejected.clear()
 
     def call_off(self) -> tuple[list[str], list[StreamMessage]]:
-        """Let no worker take what waits: return ids of the new messages, and the messages that were to run again.
+        """Take waiting messages away from the workers: return the ids of new ones, and the messages to run again.
 
         All of them stay held.
         """
@@ -342,7 +342,7 @@ class InFlight:
             self._fresh.clear()
         again: list[StreamMessage] = []
         with suppress(IndexError):
-            # One by one: a worker thread that was about to take one when this was closed still does.
+            # One by one, because a worker thread may still take one.
             while True:
                 again.append(self._again.popleft())
         self.suspects.clear()

@@ -1,6 +1,6 @@
-"""Looks after a stream: the chores that one consumer of the group does for all, and counting and trimming entries.
+"""The chores that one consumer of the group does for all; counting and trimming entries.
 
-Entries are counted and trimmed in small steps, so that the server is never held up.
+Entries are counted and trimmed in small steps, so that the server is never blocked for long.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from penstock.redis.retry import Repeat
 if TYPE_CHECKING:
     from penstock.delivery.group import ConsumerGroup
 
-_STEP = 2_000  # entries per script call; of large ones the script counts fewer
+_STEP = 2_000  # entries per script call, or fewer large ones
 _MOST_STEPS = 256
-_SHORT = 10_000  # so many needed entries are counted gladly; a longer backlog is left alone
+_SHORT = 10_000  # needed entries that are counted; a longer backlog is not
 _ALL = 1 << 53
 
 
 async def is_elected(client: StreamClient, key: str, consumer: str, interval_ms: int) -> bool:
-    """Tell whether this consumer does the chores of the interval; the first one that asks does."""
+    """Return whether this consumer does the chores of the interval: the first one that asks does."""
     try:
         return await client.call(key, "SET", key, consumer, "NX", "PX", interval_ms, repeat=Repeat.ONCE) is not None
     except (OutOfMemory, ConnectionLost):
-        return True  # rather twice than never: trimming is what makes room, and a lost reply may have been a yes
+        return True  # better twice than never: trimming frees memory, and the lost reply may have been positive
 
 
 class Janitor:
-    """Does each chore once per interval, whichever consumer of the group comes first."""
+    """Does each chore once per interval, in the first consumer of the group that asks."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Janitor:
         self._next_s = time.monotonic() + config.retention_interval_ms / 1000
 
     async def run_due(self) -> None:
-        """Do the chores if their time has come and nobody else did them."""
+        """Do the chores if they are due and no other consumer has done them."""
         interval_ms = self._config.retention_interval_ms
         if time.monotonic() < self._next_s:
             return
@@ -66,7 +66,7 @@ class Janitor:
         trimmed = await self._group.trim(self._config.max_stream_size)
         if trimmed:
             self._emit(EventName.TRIMMED, count=trimmed)
-        # For those that grow too old while no others are written.
+        # Remove records that are too old even if no new ones are written.
         old = await self._client.dead_letter_retention.apply(self._dead_letters)
         if old:
             self._emit(EventName.DEAD_LETTERS_TRIMMED, count=old)
@@ -77,18 +77,18 @@ class Janitor:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Entries of a range."""
+    """The outcome of counting the entries of a range."""
 
     count: int
     first: str  # id of the first of them, or ''
     length: int  # of the whole stream
     now_ms: int
     is_all: bool  # the range has ended; else there are more
-    most: int  # entries that the range has, or more where not all were counted
+    most: int  # upper bound of the entries in the range
 
 
 async def _step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> tuple[Counted, str]:
-    # What one call counts, and where to go on; '' = the range has ended.
+    # Returns what one call counted, and where to continue; '' = the range has ended.
     reply = await client.run("streams/count_range", [stream], [start, end, most], Repeat.READ)
     count, first, further, length, now_ms = reply
     most = int(length if further else count)
@@ -98,7 +98,7 @@ async def _step(client: StreamClient, stream: str, start: str, end: str, most: i
 async def count_range(
     client: StreamClient, stream: str, start: str, end: str, most: int | None = None, steps: int | None = None
 ) -> Counted:
-    """Count the entries of a range, up to `most` of them, with so many steps."""
+    """Count the entries of a range, up to `most` of them, in at most `steps` steps."""
     total, first, taken = 0, "", 0
     while True:
         taken += 1
@@ -109,13 +109,13 @@ async def count_range(
 
 
 async def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> Counted:
-    """Count the entries behind an id, up to `most`, as long as that does not keep the server busy.
+    """Count the entries after an id, up to `most`, as long as that does not take the server too long.
 
-    Without `most` they are counted from both ends in turn: where finished entries are trimmed, what lies before the id
-    is the shorter part.
+    Without `most`, entries before and after the id are counted in turn: if finished entries are trimmed, there are
+    fewer before it.
     """
     if last_delivered == ids.LAST:
-        return await count_range(client, stream, ids.LAST, ids.ZERO)  # there is no id behind it to begin with
+        return await count_range(client, stream, ids.LAST, ids.ZERO)  # no id is greater
     start, before = ids.after(last_delivered), "-"
     if most is not None:
         return await count_range(client, stream, start, "+", most, _MOST_STEPS)
@@ -133,7 +133,7 @@ async def count_after(client: StreamClient, stream: str, last_delivered: str, mo
 
 
 async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
-    """Trim what every group is done with, except for the newest `keep` of it; return how many entries went."""
+    """Trim entries that every group has finished, except for the newest `keep`; return how many were trimmed."""
     trimmed, is_all = 0, False
     while not is_all:
         excess, is_all = await _excess(client, stream, keep)
@@ -147,7 +147,7 @@ async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
 
 
 async def _excess(client: StreamClient, stream: str, keep: int) -> tuple[int, bool]:
-    # How many finished entries are too many, and whether that is all of them: a long history is counted in parts.
+    # Returns how many finished entries to trim, and whether that is all of them: a long history is counted in parts.
     if keep == 0:
         return _ALL, True
     if await client.call(stream, "XLEN", stream) <= keep:
@@ -155,6 +155,6 @@ async def _excess(client: StreamClient, stream: str, keep: int) -> tuple[int, bo
     needed = await count_range(client, stream, "needed", "+", _SHORT)
     if needed.is_all:
         return needed.length - needed.count - keep, True
-    # A long backlog: counting what is finished, as far as it matters, is the shorter way.
+    # A long backlog: counting the finished entries, as far as needed, is faster.
     finished = await count_range(client, stream, "-", "needed", keep + _SHORT)
     return finished.count - keep, finished.is_all

@@ -1,7 +1,7 @@
 """Renews leases from a thread, so that a handler that blocks its event loop keeps its messages.
 
-All of a process that go to the same server with the same patience share one thread and one connection. Shared by the
-async and the sync half: it speaks to Redis over the blocking transport.
+All leases of a process on the same server and with the same patience share one thread and one connection. Shared by the
+async and sync APIs; uses the blocking transport.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from penstock.redis.settings import ConnectionSettings
 
 logger = logging.getLogger("penstock.streams")
 Renewal: TypeAlias = Generator[list[Call], list[Reply], None]
-_LEAST_PATIENCE_S = 1.0  # less would give up servers that are only slow
+_LEAST_PATIENCE_S = 1.0  # less would time out on servers that are only slow
 _CHUNK = 500  # leases per script call
-_CALLS = 8  # at once: the renewal of many leases holds up no other for longer than these take
+_CALLS = 8  # per round trip: the renewal of many leases delays no other for longer than these take
 _STOP_S = 1.0
 
 
@@ -43,27 +43,27 @@ class Renewable(ABC):
         self._due_s = 0.0
 
     def start(self, *, at_once: bool = False) -> None:
-        """Renew from now on, first after an interval unless it is to be at once."""
+        """Start renewing, first after an interval unless `at_once`."""
         if not self._thread.has(self):
             self._due_s = time.monotonic() + (0.0 if at_once else self._interval_s)
             self._thread.add(self)
 
     def stop(self) -> None:
-        """Renew no longer; a command that is under way is waited for, a second at most."""
+        """Stop renewing; wait for a command that is under way, at most a second."""
         self._thread.remove(self)
 
     @abstractmethod
     def renew(self) -> Renewal:
-        """Renew all leases once: yields calls and gets their replies, among which may be errors."""
+        """Renew all leases once: yield calls and receive their replies, which may be errors."""
 
     @property
     def due_s(self) -> float:
-        """When to renew again, in the time of time.monotonic(); asked while the thread's lock is held."""
+        """When to renew again, by time.monotonic(); called with the thread's lock held."""
         return self._due_s
 
     @property
     def early_s(self) -> float:
-        """By how much earlier than due it is renewed with others, so that the thread wakes up once for all."""
+        """How much earlier than due it may be renewed together with others, so that the thread wakes up once."""
         return self._interval_s / 8
 
     @property
@@ -73,12 +73,12 @@ class Renewable(ABC):
 
     def begin(self) -> Renewal:
         """Begin a renewal."""
-        # Measured from one to the next: the time that a renewal takes does not put off the next one.
+        # From the previous due time, so that the duration of a renewal does not delay the next one.
         self._due_s = max(self._due_s + self._interval_s, time.monotonic() + self._interval_s / 2)
         return self.renew()
 
     def failed(self, error: Exception) -> None:
-        """Take note that a renewal failed."""
+        """Handle a failed renewal."""
         if isinstance(error, PenstockError):
             self._logger.warning("cannot renew the %s: %s", self._what, error)
             self._due_s = time.monotonic() + self._interval_s / 4
@@ -95,16 +95,16 @@ class Held(NamedTuple):
     ids: Sequence[str]
 
     def renew(self, incarnation: str = "", name_ttl_ms: int = 0) -> Call:
-        """Return the call that renews their leases; it is answered with what was refused, and what has vanished."""
+        """Return the call that renews their leases; its reply is the refused ids, and those whose entries vanished."""
         names = [self.keys.stream]
         if incarnation:
-            # Only then: while its slot is on the move, a script with a second key that may not exist is refused.
+            # Only if needed: while a slot is being moved, a script is refused if one of its keys does not exist.
             names.append(self.keys.worker(self.group, self.consumer))
         args: Command = (len(names), *names, self.group, self.consumer, incarnation, name_ttl_ms, *self.ids)
         return Call(self.keys.stream, script("streams/renew"), args)
 
     def hold(self, lease_ms: int, settled: Iterable[str] = ()) -> Call:
-        """Return the call that keeps them though their entries vanished; it is answered with what was refused."""
+        """Return the call that keeps them although their entries vanished; its reply is the refused ids."""
         ids = [*((item, 1) for item in self.ids), *((item, 0) for item in settled)]
         names = (self.keys.stream, self.keys.retries(self.group))
         words: Command = tuple(word for pair in ids for word in pair)
@@ -119,18 +119,18 @@ class StreamLeases(Renewable):
         self, settings: ConnectionSettings, key: str, group: str, consumer: str, interval_s: float, lease_ms: int,
         in_flight: Callable[[], Mapping[StreamKeys, Sequence[str]]], on_lost: Callable[[StreamKeys, list[str]], None],
     ) -> None:  # fmt: skip
-        # A mute link is given up after an interval, a third of the lease at most: then there is time for another try.
+        # Time out after an interval, at most a third of the lease, which leaves time for another try.
         super().__init__(settings, key, interval_s, max(_LEAST_PATIENCE_S, interval_s), f"leases of {consumer}")
         self._group, self._consumer, self._lease_ms = group, consumer, lease_ms
         self._in_flight, self._on_lost = in_flight, on_lost
         self.name_ttl_ms = int(interval_s * 12_000)
         self._name: tuple[str, int] = ("", 0)
         self._on_fenced: Callable[[], None] = lambda: None
-        self._vanished: dict[StreamKeys, set[str]] = {}  # their entries vanished, and their handlers run
-        self._told: set[tuple[str, str]] = set()  # stream and id: lost, and the consumer is being told
+        self._vanished: dict[StreamKeys, set[str]] = {}  # their entries vanished while their handlers run
+        self._told: set[tuple[str, str]] = set()  # stream and id of lost leases that are being reported
 
     def keep_name(self, incarnation: str, on_fenced: Callable[[], None]) -> None:
-        """Keep the consumer's name as well, until another process has taken it."""
+        """Also keep the consumer's name, until another process has taken it."""
         self._name, self._on_fenced = (incarnation, self.name_ttl_ms), on_fenced
 
     def renew(self) -> Renewal:
@@ -149,7 +149,7 @@ class StreamLeases(Renewable):
             replies = yield [chunk.renew(*self._name) for chunk in some]
             for chunk, reply in zip(some, replies, strict=True):
                 if isinstance(reply, PenstockError):
-                    errors.append(reply)  # of this stream: the others are renewed
+                    errors.append(reply)  # of this stream; still renew the others
                     continue
                 self._lose(chunk.keys, reply[0])
                 if reply[1]:
@@ -166,7 +166,7 @@ class StreamLeases(Renewable):
     def _lose(self, keys: StreamKeys, refused: Sequence[bytes]) -> None:
         if not refused:
             return
-        held = set(self._in_flight().get(keys, ()))  # what was settled while the command was under way is not lost
+        held = set(self._in_flight().get(keys, ()))  # messages that were settled meanwhile are not lost
         found = [item for item in map(bytes.decode, refused) if item in held]
         lost = [item for item in found if (keys.stream, item) not in self._told]
         self._told.update((keys.stream, item) for item in lost)
@@ -180,11 +180,11 @@ class StreamLeases(Renewable):
             self._told.difference_update([(keys.stream, item) for item in lost])
 
     def failed(self, error: Exception) -> None:
-        """Take note that a renewal failed."""
+        """Handle a failed renewal."""
         if isinstance(error, ConsumerNameTaken):
             self._due_s = float("inf")
             self._on_fenced()
-        elif not isinstance(error, GroupLost):  # the reader notices too, and creates the group again
+        elif not isinstance(error, GroupLost):  # the reader notices it, too, and recreates the group
             super().failed(error)
 
 
@@ -197,7 +197,7 @@ def checked(replies: Sequence[Reply]) -> Sequence[Reply]:
 
 
 def tell(function: Callable[..., None], *args: object) -> None:
-    """Call what may be a user's code in a thread of its own: it must not cost other leases."""
+    """Call a function, perhaps the user's, in another thread, so that it cannot delay renewals."""
 
     def call() -> None:
         try:
@@ -212,10 +212,10 @@ def tell(function: Callable[..., None], *args: object) -> None:
 
 
 class LeaseThread:
-    """Renews what is registered, in as few round trips as possible; ends when nothing is.
+    """Renews all registered leases in as few round trips as possible; ends when there are none.
 
-    Guarantees: a renewal waits for others no longer than for one round trip, which takes no longer than the patience
-    that all of them have in common.
+    Guarantees: a renewal waits for others for one round trip at most, which takes no longer than the patience that all
+    of them share.
     """
 
     def __init__(self, settings: ConnectionSettings, key: str) -> None:
@@ -223,7 +223,7 @@ class LeaseThread:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: in a forked process there are no threads, and the connection is the parent's."""
+        """Start over: a forked process has no threads, and the connection belongs to its parent."""
         self.changed = threading.Condition()
         self.wakes_s = float("inf")
         self._renewables: set[Renewable] = set()
@@ -248,12 +248,12 @@ class LeaseThread:
             self.changed.notify_all()
 
     def remove(self, renewable: Renewable) -> None:
-        """Renew it no longer; what is under way is waited for, a second at most."""
+        """Stop renewing it; wait for a renewal that is under way, at most a second."""
         with self.changed:
             self._renewables.discard(renewable)
             thread, is_last = self._thread, not self._renewables
             if is_last and self._runner is not None:
-                self._runner.abort()  # nobody else waits for a reply
+                self._runner.abort()  # no other renewal waits for a reply
             self.changed.notify_all()
             if thread is None or thread is threading.current_thread():
                 return
@@ -299,7 +299,7 @@ class LeaseThread:
             except StopIteration:
                 pass
             except Exception as failure:
-                # Whatever it is: a thread that ends costs every lease from now on, and nobody would know why.
+                # Whatever it is: if the thread ended, all leases would be lost without a trace.
                 item.failed(failure)
             with self.changed:
                 self._under_way[item] = renewal, following
@@ -319,7 +319,7 @@ def _thread_for(settings: ConnectionSettings, key: str, patience_s: float) -> Le
         socket_timeout_s=min(settings.socket_timeout_s, patience_s),
         connect_timeout_s=min(settings.connect_timeout_s, patience_s),
     )
-    key = key if settings.kind == "cluster" else ""  # there, the node of one key may be mute and that of another not
+    key = key if settings.kind == "cluster" else ""  # where the node of one key may hang while others answer
     with _making:
         for thread in _threads:
             if (thread.settings, thread.key) == (settings, key):

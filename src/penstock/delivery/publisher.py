@@ -1,7 +1,7 @@
-"""Publishes the messages of one producer: what many callers push at the same time leaves together, each message once.
+"""Publishes the messages of one producer, each once; concurrent pushes share a batch.
 
-A batch takes the short way where it can: `_send_at_once` writes the command, and the connection itself hands out the
-reply. Whatever needs more than that takes the long way, in a task: `_send`.
+If possible, `_send_at_once` sends a batch: it writes the command, and the connection calls back with the reply.
+Otherwise, `_send` does so in a task.
 """
 
 from __future__ import annotations
@@ -110,28 +110,28 @@ class Publisher:
             self._combiner.send_at_once = self._send_at_once
 
     def post(self, message: Encoded) -> Promise[Answer]:
-        """Take a message in; the promise is its answer."""
+        """Send a message; the promise resolves to its answer."""
         promise = message.promise = new_promise()
         self._combiner.put(message)
         return promise
 
     def post_many(self, messages: list[Encoded]) -> Promise[list[Answer]]:
-        """Take messages in; the promise are their answers."""
+        """Send messages; the promise resolves to their answers."""
         promise: Promise[list[Answer]] = new_promise()
         self._combiner.put(PublishCall(messages, promise))
         return promise
 
     async def close(self) -> None:
-        """Wait for what is under way and give up the connection."""
+        """Wait for pending batches and close the connection."""
         await self._combiner.flush()
         await self._disconnect()
 
     # --- the short way ------------------------------------------------------------------------------
 
     def _send_at_once(self, items: list[Item], done: Callable[[], None]) -> bool:
-        """Send a batch in one step, if all is well; False = it must go the long way.
+        """Send a batch without a task, if possible; return False if `_send` must do it.
 
-        The hot path: the connection itself hands out the reply, which saves a task and two turns of the event loop.
+        This is the hot path: the callback of the connection saves a task and two turns of the event loop.
         """
         connection, messages = self._open_connection(), _messages(items)
         if connection is None or len(messages) > self._settings.max_batch:
@@ -158,16 +158,16 @@ class Publisher:
         return True
 
     def _open_connection(self) -> Connection | None:
-        # The connection, if it can be used here and now.
+        # Returns the connection if it can be used right now.
         connection = self._connection
         if connection is None or not connection.is_open or self._scope is not connection_scope():
             return None
         return connection
 
     def _compose(self, messages: list[Encoded]) -> Command:
-        # The command for the next batch.
+        # Returns the command for the next batch.
         if self._process != os.getpid():
-            # Forked: under the same marker the batches of two processes would be taken for repetitions.
+            # Forked: with the same marker, batches of the two processes would count as repetitions.
             self._marker, self._process = self._keys.producer(secrets.token_hex(8)), os.getpid()
         self._sequence += 1
         keys, args = [self._keys.stream, self._marker], layout(messages)
@@ -206,7 +206,7 @@ class Publisher:
         return answers
 
     async def _publish(self, messages: list[Encoded]) -> list[Answer]:
-        # An answer for each message; where a full stream blocks, those that it refuses are sent until there is room.
+        # Returns an answer for each message. With on_full='block', sends refused messages again until there is room.
         answers = await self._publish_once(messages)
         if self._settings.on_full == "block":
             deadline = time.monotonic() + self._settings.block_timeout_s
@@ -229,7 +229,7 @@ class Publisher:
         answers = self._answers(await self._exchange(command or self._compose(messages), messages, failure))
         is_fixed = self._client.settings.kind in ("single", "unix")
         if not is_fixed and any(isinstance(answer, NotDurable) for answer in answers):
-            # Nobody follows this server: another one may be the master by now, and this one does not know it yet.
+            # Another server may be the master by now without this one knowing it.
             await self._client.refresh()
             await self._disconnect()
         return answers
@@ -278,7 +278,7 @@ class Publisher:
         if asked is None:
             connection = self._open_connection() or await self._connect()
         else:
-            # The slot is on the move. ASKING counts for the command behind it on the same connection: one write.
+            # The slot is being moved. ASKING applies to the next command on the connection, so send both in one write.
             commands.insert(0, ("ASKING",))
             connection = await self._connection_to(asked)
         try:
@@ -301,7 +301,7 @@ class Publisher:
     async def _connection_to(self, asked: Host | None) -> Connection:
         if self._settings.durability == "fast":
             return await self._client.connection(self._keys.stream, asked)
-        # WAIT speaks of the writes of its own connection, and blocks whoever shares it.
+        # WAIT is about the writes of its own connection, and would block others that share it.
         return await self._client.dedicated(self._keys.stream, asked)
 
     def _wait_command(self) -> Command:
@@ -311,7 +311,7 @@ class Publisher:
         return ("WAIT", self._settings.replicas, timeout_ms)
 
     async def _check_can_confirm(self) -> None:
-        # Asked before anything is written: afterwards the entry would be there, and an error in the caller's hands.
+        # Check before writing: afterwards, the caller would get an error although the entry exists.
         if self._settings.durability == "local":
             (await self._client.capabilities()).check_local_durability()
 
@@ -345,7 +345,7 @@ class Publisher:
         return Duplicate(item[1:]) if item.startswith(_SAME) else item
 
     def _if_durable(self, reply: Reply, answers: list[Answer]) -> list[Answer]:
-        # The answers as they are; or, unless the server confirmed, a NotDurable of its own for everyone who has an id.
+        # Returns the answers; if the server did not confirm them, each id is replaced by its own NotDurable.
         is_local = self._settings.durability == "local"
         if isinstance(reply, PenstockError):
             why = f"the server did not confirm it: {reply}"
@@ -394,7 +394,7 @@ def _fail(items: list[Item], error: BaseException) -> None:
 
 
 def _own(error: PenstockError, message: Encoded) -> PenstockError:
-    # Every caller gets an error of its own: one exception raised in many tasks would mix their tracebacks.
+    # A copy for each caller: one exception raised in many tasks would mix their tracebacks.
     own = copy.copy(error)
     if isinstance(own, PublishUnknown):
         own.message_ids = (message.message_id,)

@@ -1,4 +1,4 @@
-"""Reads new messages ahead of the workers, on a connection of its own, and sweeps up what a lost reply left behind."""
+"""Reads new messages ahead of the workers, on its own connection, and recovers those whose replies were lost."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class PrefetchWindow:
         self._refilled_s = 0.0
 
     def refilled(self) -> None:
-        """Take note that messages came in."""
+        """Record that messages arrived."""
         self._refilled_s = time.monotonic()
 
     def ran_low(self) -> None:
-        """Take note that there is room again: double what was handled fast, halve what waited for long."""
+        """Record that there is room: double the target if messages were handled fast, halve it if they waited long."""
         took_s = time.monotonic() - self._refilled_s
         if took_s < _FAST_S:
             self.target = min(self.target * 2, self._most)
@@ -43,10 +43,10 @@ class PrefetchWindow:
 
 
 class MessageReader:
-    """Hands out new messages of the group to this consumer.
+    """Reads new messages of the group for this consumer.
 
-    Guarantees: a read is sent once. Whatever a broken connection or a cancelled read may have left pending with this
-    consumer is swept up before the next read.
+    Guarantees: a read is sent once. Messages that a broken connection or a cancelled read has left pending with this
+    consumer are recovered before the next read.
     """
 
     def __init__(self, in_flight: InFlight, acks: AckSender) -> None:
@@ -56,15 +56,15 @@ class MessageReader:
         self._prefetch = PrefetchWindow(context.config.batch_size, context.config.max_prefetch)
         self._sweep_interval_s = context.config.effective_recovery_ms / 1000
         self._blocking = BlockingRead(context.client, context.commands.keys.stream)
-        self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is on the move
+        self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
         self._must_sweep = True
         self.has_read = False
         self._last_sweep_s = 0.0
-        self.claiming = Lock()  # held by whoever has a claim under way that is not in flight here yet
+        self.claiming = Lock()  # held during a claim, until its messages are in flight here
         self.quiet = Flag()
 
     async def read(self, count: int, block_ms: int | None) -> int:
-        """Read new messages once, carrying acknowledgements along; return how many came."""
+        """Read new messages once, together with acknowledgements; return how many arrived."""
         await self._ready()
         in_flight, found, is_answered = self._in_flight, 0, False
         acks = self._acks.take(for_read=True, is_calm=in_flight.is_exact and not self.claiming.locked())
@@ -77,7 +77,7 @@ class MessageReader:
         def on_reply(index: int, reply: Reply) -> None:
             nonlocal is_answered, found
             if index == len(commands) - 1:
-                # At once and not when this coroutine has its turn: the worker is the next to run.
+                # Here rather than after the await, so that a worker can run next.
                 in_flight.is_read_under_way = False
                 rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
                 found = len(rows)
@@ -92,7 +92,7 @@ class MessageReader:
         try:
             replies = await self._blocking.send(commands, (block_ms or 0) / 1000 + REPLY_MARGIN_S, on_reply)
         except BaseException:
-            # Cancelled, timed out or broken: the server may have handed messages to nobody.
+            # Cancelled, timed out or broken: messages may have been delivered in a lost reply.
             self._must_sweep = True
             if acks is not None and not is_answered:
                 self._acks.put_back(acks)
@@ -116,20 +116,20 @@ class MessageReader:
         raise error
 
     async def read_ahead(self, block_ms: int) -> None:
-        """Wait for room, sweep if it is time, then read once."""
+        """Wait for room, sweep if due, then read once."""
         prefetch = self._prefetch
         await self._in_flight.wait_for_room(prefetch.target // 2)
         if self._in_flight.is_closed:
             return
         prefetch.ran_low()
-        # At least one even if more wait than expected: the read also carries acknowledgements. And at most as many as
-        # it can carry of them, else they would fall behind.
+        # At least one, even if more are waiting than expected, because the read also carries acknowledgements. At most
+        # as many as it can acknowledge, else acknowledgements would fall behind.
         count = min(max(1, prefetch.target - self._in_flight.waiting), MAX_IDS)
         found = await self.read(count, block_ms or None)
         if not found and not block_ms:
             await self.quiet.wait(_IDLE_POLL_S)
         elif found < count:
-            await next_tick()  # a trickle: the worker first, the next read has time
+            await next_tick()  # few messages: let the worker run before the next read
 
     async def _ready(self) -> None:
         if not self._blocking.is_open:
@@ -138,7 +138,7 @@ class MessageReader:
                 await self._client.refresh()  # another server may serve the stream by now
             asked, self._asked = self._asked, None
             await self._blocking.open(asked, ("SCRIPT", "LOAD", script("streams/ack").source))
-            self._asked = asked  # only now: a node that cannot be reached is not asked again
+            self._asked = asked  # only now, so that a node that cannot be reached is not asked again
             self._must_sweep = True
             if was_connected:
                 self._emit(EventName.RECONNECTED)
@@ -146,7 +146,7 @@ class MessageReader:
             await self._sweep()
 
     async def _sweep(self) -> None:
-        # Takes up whatever is pending with this consumer and not held by it. No read may be under way.
+        # Takes messages that are pending with this consumer but not held by it. No read may be under way.
         pending, has_stranded = 0, False
         await self.kill_abandoned_read()
         async with self.claiming:
@@ -158,7 +158,7 @@ class MessageReader:
                 self._in_flight.is_exact = not has_stranded and pending == len(known)
                 if stranded:
                     claims, missing = await self._commands.take(stranded, self.has_read)
-                    if not self.has_read:  # they are those of a process of this name that died
+                    if not self.has_read:  # they belonged to a dead process with this name
                         self._in_flight.suspects.update(claim.id for claim in claims)
                     taken = self._in_flight.add_again(claims, missing)
                     if taken:
@@ -176,17 +176,17 @@ class MessageReader:
         await self._end_read()
 
     async def unblock(self) -> None:
-        """Let a read that waits for messages return now, and no other begin."""
+        """Make a waiting read return now, and start no other."""
         self.quiet.set()
         await self._end_read()
 
     async def _end_read(self) -> None:
         is_woken = await self._blocking.wake() and not self._asked
         if not is_woken and self._blocking.is_under_way:
-            self._blocking.abort()  # forbidden, or Redis is away: breaking the connection ends the read as well
+            self._blocking.abort()  # the server could not be asked: closing the connection ends the read as well
 
     async def kill_abandoned_read(self) -> None:
-        """Keep a read that was given up from being executed later: only then tells a look what it handed out."""
+        """Make sure that an abandoned read is not executed later, so that a sweep finds everything it delivered."""
         await self._blocking.kill_abandoned()
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Takes over the messages of dead consumers, and hands out failed ones when their time has come."""
+"""Takes over the messages of dead consumers, and retries failed messages when they are due."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock.redis.retry import BUSY, RetryBudget
 from penstock.runtime.aio import pause
 
 _STEP = 100  # messages per script call: keeps the server responsive
-_PAGE = 1_000  # entries that the slow sweep looks at per call
+_PAGE = 1_000  # entries that the slow sweep checks per call
 _LONGEST_WAIT_S = 1.0
-_PATIENCE = RetryBudget(5.0)  # with a busy server, before anybody is told
+_PATIENCE = RetryBudget(5.0)  # with a busy server, before the error is raised
 
 Answer = TypeVar("Answer")
 
@@ -25,8 +25,8 @@ Answer = TypeVar("Answer")
 class Recovery:
     """Brings messages back to a handler.
 
-    Guarantees: at most as many are taken as have room, and none once nothing is handed out any more; a claim whose
-    reply was lost is swept up by the reader.
+    Guarantees: takes no more than there is room for, and none after InFlight is closed; the reader recovers messages of
+    a claim whose reply was lost.
     """
 
     def __init__(self, in_flight: InFlight, reader: MessageReader) -> None:
@@ -36,10 +36,10 @@ class Recovery:
         self._cursor = "-"
 
     async def take_expired(self, at_once: int | None = None) -> int:
-        """Take over messages whose lease ran out; return how many.
+        """Take over messages whose lease has expired; return how many.
 
-        With `at_once` so many are taken, and the next ones when these have begun: one of them may kill this process as
-        well, and what had not begun would wait for another lease.
+        With `at_once`, take that many, and more when these have begun: one of them may kill this process as well, and
+        those that have not begun would wait for another lease.
         """
         taken, passes = 0, 0
         while self._max_passes is None or passes < self._max_passes:
@@ -57,7 +57,7 @@ class Recovery:
         return taken
 
     async def take_due(self) -> float:
-        """Hand out failed messages that are due; return the seconds until the next look."""
+        """Hand out failed messages that are due; return the seconds until the next check."""
         while True:
             limit = min(_STEP, self._room - self._in_flight.waiting_again)
             if limit <= 0:
@@ -70,9 +70,9 @@ class Recovery:
     async def _claim(
         self, step: Callable[[], Awaitable[tuple[Answer, list[Redelivery], list[str]]]], *, is_recovery: bool = False
     ) -> tuple[Answer, int, int] | None:
-        # Takes in what a step hands out; returns its answer, how many it found, and how many of them are new to this
-        # process. A busy server, or a slot that is on the move, is waited for with `claiming` free: the reader needs it
-        # too.
+        # Adds the messages that a step returns; returns its answer, how many it found, and how many of them are new to
+        # this process. Waits for a busy server, or a slot that is being moved, without holding `claiming`, which the
+        # reader needs, too.
         trial = _PATIENCE.start()
         while True:
             try:
@@ -98,7 +98,7 @@ class Recovery:
                 await pause(wait_s)
 
     async def retry_once(self) -> None:
-        """Hand out what is due, then wait until something may be due again."""
+        """Hand out messages that are due, then wait until others may be."""
         wait_s = await self.take_due()
-        await self._in_flight.has_parked.wait(wait_s)  # a message that was put aside may be due before the next look
+        await self._in_flight.has_parked.wait(wait_s)  # a parked message may be due before the next check
         self._in_flight.has_parked.clear()

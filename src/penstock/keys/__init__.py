@@ -1,4 +1,4 @@
-"""Every Redis key that Penstock uses is spelled here.
+"""Defines every Redis key that Penstock uses.
 
 All keys of one stream share its hash tag, so that one script may touch them in a cluster.
 """
@@ -17,7 +17,7 @@ from penstock.keys.queue import ListQueueKeys, QueueKeys
 from penstock.keys.stream import StreamKeys
 from penstock.keys.tasks import TaskKeys
 
-# Stream of what operators have done: an entry before an action of the dashboard begins, and one when it has ended.
+# Stream of operators' actions in the dashboard: one entry before an action begins, and one after it has ended.
 AUDIT_STREAM = "penstock-audit"
 
 __all__ = [

@@ -23,7 +23,7 @@ class BalancerKeys:
 
     @classmethod
     def of(cls, service: str) -> BalancerKeys:
-        """Spell the keys of a service as the user names it."""
+        """Return the keys of a service with the name that users give it."""
         check_name("service", service, MAX_NAME - len("-input"))
         if hash_tag(service) is None and ("{" in service or "}" in service):
             raise ConfigurationError(
@@ -34,7 +34,7 @@ class BalancerKeys:
 
     @property
     def stream(self) -> str:
-        """Stream: one entry for each data stream that wants an owner (the load balancer stream, LBS)."""
+        """Stream: one entry for each data stream that needs an owner (the load balancer stream, LBS)."""
         return f"{self.service}-input"
 
     @property
@@ -48,7 +48,7 @@ class BalancerKeys:
 
     @property
     def owners(self) -> str:
-        """Hash: data stream -> the entry by which it is owned, or waits for an owner; others of its name wait."""
+        """Hash: data stream -> the entry that is owned, or waits for an owner; later ones of the same name wait."""
         return f"{self._base}:owners"
 
     @property
@@ -58,21 +58,21 @@ class BalancerKeys:
 
     @property
     def token(self) -> str:
-        """String: the last fencing token that was given out."""
+        """String: the last fencing token."""
         return f"{self._base}:token"
 
     def request(self, request_id: str) -> str:
-        """String with a TTL: the entry that one call of add_stream() added, should its answer get lost."""
+        """String with a TTL: the entry that a call of add_stream() added, in case its reply is lost."""
         return f"{self._base}:request:{request_id}"
 
     @property
     def shards(self) -> str:
-        """Hash: shard of a topic -> the entry by which it was announced."""
+        """Hash: shard of a topic -> its entry."""
         return f"{self._base}:shards"
 
     @property
     def dead_letters(self) -> str:
-        """Stream: entries that name no data stream, or that were given up."""
+        """Stream: entries that name no data stream, or were handed out too often."""
         return f"{self._base}_dlq"
 
     @staticmethod
@@ -82,15 +82,15 @@ class BalancerKeys:
 
     @staticmethod
     def split_lock(key: str) -> tuple[str, str] | None:
-        """Return data stream and entry id of a lock, or None if the key is none."""
+        """Return data stream and entry id of a lock, or None if the key is not a lock."""
         data_stream, separator, entry_id = key.rpartition(MUTEX_KEY_SEP)
         return (data_stream, entry_id) if separator and data_stream and entry_id else None
 
     def position(self, data_stream: str) -> str:
-        """Hash: how far the owners of a data stream have come, and the token of the newest of them."""
+        """Hash: the committed position in a data stream, and the token of its newest owner."""
         return f"{tagged(data_stream)}:balancer:{self.service}"
 
     @staticmethod
     def dead_letters_of(data_stream: str, *, is_cluster: bool) -> str:
-        """Stream: entries of a data stream that cannot be decoded; in a cluster in the slot of the stream."""
+        """Stream: entries of a data stream that cannot be decoded; in a cluster, in the slot of the stream."""
         return f"{tagged(data_stream) if is_cluster else data_stream}_dlq"

@@ -1,4 +1,4 @@
-"""What a key and a name may be, and what a cluster hashes of a key."""
+"""Rules for names and keys, and the part of a key that a cluster hashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_name(what: str, name: str, max_length: int = MAX_NAME) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Tell whether the text can be sent: a lone surrogate cannot."""
+    """Return whether the text can be encoded: lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -44,12 +44,12 @@ def hash_tag(key: str) -> str | None:
 
 
 def tagged(key: str) -> str:
-    """Return the key such that what is appended to it stays in its slot: as it is if it has a hash tag, else as one."""
+    """Return a prefix whose keys are in the slot of the key: the key itself if it has a hash tag, else in braces."""
     return key if hash_tag(key) is not None else f"{{{key}}}"
 
 
 def hashed_part(key: str) -> str:
-    """Return what the cluster hashes of the key."""
+    """Return the part of the key that the cluster hashes."""
     tag = hash_tag(key)
     return key if tag is None else tag
 
@@ -64,7 +64,7 @@ def check_same_slot(stream: str, other: str, what: str) -> None:
 
 
 def check_dead_letters(stream: str, dead_letters: str, what: str, *, is_cluster: bool) -> None:
-    """Raise ConfigurationError unless the dead letters of a stream can be in that other one."""
+    """Raise ConfigurationError unless the dead letters of a stream can be stored in the other one."""
     if stream == dead_letters:
         raise ConfigurationError(
             f"{what}={dead_letters!r} is the stream itself: its dead letters would be handled again forever. "

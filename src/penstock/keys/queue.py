@@ -38,7 +38,7 @@ class QueueKeys:
 
     @property
     def processing(self) -> str:
-        """What is in flight: not a key of its own, but the pending entries of the stream's group."""
+        """The messages in flight: not a real key, they are the pending entries of the stream's group."""
         return f"{self.name}{self.separator}processing"
 
     @property
@@ -61,7 +61,7 @@ class QueueKeys:
         return StreamKeys.of(self.name).dedup(key)
 
     def check_one_slot(self, dead_letters: str | None = None) -> None:
-        """Raise ClusterSlotError unless a cluster keeps all of it in one place, also dead letters of another name."""
+        """Raise ClusterSlotError unless all keys, also dead letters with another name, are in one cluster slot."""
         if hash_tag(self.name) is None:
             raise ClusterSlotError(
                 f"queue {self.name!r} needs a hash tag in a Redis Cluster, so that all its keys are in one "
@@ -83,12 +83,12 @@ class ListQueueKeys:
 
     @property
     def pending(self) -> str:
-        """List: what waits, the oldest at the right end."""
+        """List: waiting messages, the oldest at the right end."""
         return self._of("pending")
 
     @property
     def processing(self) -> str:
-        """List: what is in flight."""
+        """List: messages in flight."""
         return self._of("processing")
 
     @property
@@ -101,7 +101,7 @@ class ListQueueKeys:
         return tuple(f"{self.processing}:{kind}" for kind in kinds)
 
     def claim(self, claim_id: str) -> str:
-        """String: what a claim was answered."""
+        """String: the answer to a claim."""
         return f"{self.processing}:claim_result:{claim_id}"
 
     def log(self, kind: str) -> str:
@@ -114,5 +114,5 @@ class ListQueueKeys:
 
     @staticmethod
     def aside(key: str) -> str:
-        """List: what was in a list whose key is that of a stream by now."""
+        """List: the contents of a list whose key is now that of a stream."""
         return f"{key}:import"

@@ -16,7 +16,7 @@ class StreamKeys:
 
     @classmethod
     def of(cls, stream: str, prefix: str = "") -> StreamKeys:
-        """Spell the keys of a stream as the user names it."""
+        """Return the keys of a stream with the name that users give it."""
         check_name("stream", stream)
         if prefix:
             check_name("prefix", prefix)
@@ -42,15 +42,15 @@ class StreamKeys:
         return f"{self._base}:dedup:{dedup_key}"
 
     def attempts(self, group: str) -> str:
-        """Hash: entry id -> how often a handler began, for entries that did not end with the first run."""
+        """Hash: entry id -> number of attempts, for entries that were not finished in the first."""
         return f"{self._base}:attempts:{group}"
 
     def retries(self, group: str) -> str:
-        """Sorted set: entry id, scored by the time in ms at which it is due again."""
+        """Sorted set: entry id, scored by the time in ms at which it is retried."""
         return f"{self._base}:retries:{group}"
 
     def position(self, group: str) -> str:
-        """String: what the group had been handed and what was pending, should it have to be created again."""
+        """String: the position and the pending entries of the group, in case it must be recreated."""
         return f"{self._base}:position:{group}"
 
     def worker(self, group: str, name: str) -> str:
@@ -62,11 +62,11 @@ class StreamKeys:
         return f"{self._base}:chore:{_pair(chore, group)}"
 
     def operation(self, token: str) -> str:
-        """String with a TTL: what came of an operation, for whoever lost the reply and asks again."""
+        """String with a TTL: the outcome of an operation, for a caller that lost the reply and asks again."""
         return f"{self._base}:operation:{token}"
 
     def spark(self, query: str) -> str:
-        """Hash: the runs of a Spark query, or of a batch write under a name, and how far its partitions have come."""
+        """Hash: the runs of a Spark query, or of a named batch write, and the progress of its partitions."""
         return f"{self._base}:spark:{query}"
 
     def spark_dead_lettered(self, batch: str) -> str:
@@ -83,6 +83,6 @@ class StreamKeys:
 
 
 def _pair(first: str, second: str) -> str:
-    # With a colon in either the border between them would not be known: the length of the first one tells it.
+    # Either may contain a colon, so the length of the first one marks where it ends.
     is_clear = ":" not in first and ":" not in second
     return f"{first}:{second}" if is_clear else f"{len(first)}:{first}:{second}"

@@ -1,4 +1,4 @@
-"""What the name of a stream tells about it: the way back from the keys of queues, tasks and services."""
+"""Finds the queue, task queue or service that a stream belongs to, from its name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOGS = ("completed", "failed")
 
 
 def task_stream(name: str) -> tuple[str, str] | None:
-    """Return the task queue of a stream and its part: tasks, results or dead; None = it is called like none of them.
+    """Return the task queue of a stream and its part: tasks, results or dead; None if it is not named like one.
 
     The name alone does not tell whether there is such a queue.
     """
@@ -22,18 +22,18 @@ def task_stream(name: str) -> tuple[str, str] | None:
 
 
 def service_of(stream: str) -> str | None:
-    """Return the balanced service of a load balancer stream; None = it is called like none."""
+    """Return the balanced service of a load balancer stream; None if it is not named like one."""
     return stream.removesuffix(_INPUT) if stream.endswith(_INPUT) and len(stream) > len(_INPUT) else None
 
 
 def queue_log(name: str, separator: str = "::") -> tuple[str, str] | None:
-    """Return the message queue of a stream of its, and what is in it: completed, failed or dlq."""
+    """Return the message queue that a stream belongs to, and its part: completed, failed or dlq."""
     queue, found, part = name.rpartition(separator)
     return (queue, part) if found and queue and part in (*_LOGS, "dlq") else None
 
 
 def source_of_dead_letters(name: str) -> str | None:
-    """Return the stream whose dead letters are usually called so; None = it is called like none."""
+    """Return the stream whose dead letters have this name by default; None if it is not named like one."""
     if not name.endswith(_DEAD_LETTERS) or len(name) == len(_DEAD_LETTERS):
         return None
     source = name.removesuffix(_DEAD_LETTERS)
@@ -42,5 +42,5 @@ def source_of_dead_letters(name: str) -> str | None:
 
 
 def without_tag(name: str) -> str | None:
-    """Return the name inside a hash tag that is all of a name; None = it is not."""
+    """Return the name inside a hash tag that is the whole name, else None."""
     return name[1:-1] if hash_tag(name) == name[1:-1] else None

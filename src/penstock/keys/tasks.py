@@ -21,7 +21,7 @@ class TaskKeys:
 
     @classmethod
     def of(cls, name: str, prefix: str = "", is_cluster: bool = False) -> TaskKeys:
-        """Spell the keys of a queue as the user names it."""
+        """Return the keys of a queue with the name that users give it."""
         check_name("name", name, max_length=128)
         StreamKeys.of(name, prefix)
         return cls(tagged(name) if is_cluster else name, prefix)
@@ -93,16 +93,16 @@ class TaskKeys:
 
     @property
     def paused(self) -> str:
-        """Hash: name of every schedule that is paused -> since when, in ms."""
+        """Hash: name of every paused schedule -> the time of the pause, in ms."""
         return f"{self._base}:paused"
 
     @property
     def awaited(self) -> str:
-        """Sorted set: ids of tasks whose result somebody waits for, scored by the time in ms at which that ends."""
+        """Sorted set: ids of tasks whose result a caller waits for, scored by the time in ms at which the wait ends."""
         return f"{self._base}:awaited"
 
     def notice(self, task_id: str) -> str:
-        """List with a TTL: has an element as soon as the result that somebody waits for is there."""
+        """List with a TTL: gets an element as soon as the awaited result is stored."""
         return f"{self._base}:notice:{task_id}"
 
     def permits(self, scope: str) -> str:

@@ -1,4 +1,4 @@
-"""AbstractRedisGateway: what a queue asks of the broker that keeps its messages."""
+"""AbstractRedisGateway: the interface between a queue and the broker that stores its messages."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.queue")
 StopRenewal: TypeAlias = Callable[[], Awaitable[None]]
-Delivery: TypeAlias = "StreamDelivery | GatewayDelivery"  # a message in hand; name by name they do the same
+Delivery: TypeAlias = "StreamDelivery | GatewayDelivery"  # a message being processed; both have the same methods
 
 
 class AbstractRedisGateway(ABC):
-    """A broker for a queue. Derive from it to keep messages elsewhere; GatewayContract in penstock.testing checks it.
+    """A broker for a queue. Subclass it to store messages elsewhere; GatewayContract in penstock.testing tests it.
 
-    A gateway with leases says how long they last in `message_visibility_timeout_seconds` and returns ClaimedMessage
-    with a token; the queue refuses to go on without one. `queue`, `from_queue` and `to_queue` are names of `queue.key`.
+    A gateway with leases sets their duration in `message_visibility_timeout_seconds`, and returns ClaimedMessage with a
+    token; without one, the queue raises an error. `queue`, `from_queue` and `to_queue` are names of `queue.key`.
     """
 
     message_visibility_timeout_seconds: float | None = None
     max_delivery_count: int | None = None
     dead_letter_queue: str | None = None
     is_redis_cluster: bool = False
-    is_at_most_once: bool = False  # a message is handed out once, and its handler runs once
+    is_at_most_once: bool = False  # a message is delivered once, and its handler runs once
 
     @abstractmethod
     async def publish_message(self, queue: str, message: str, dedup_key: str) -> bool:
@@ -49,7 +49,7 @@ class AbstractRedisGateway(ABC):
     async def wait_for_message_and_move(self, from_queue: str, to_queue: str) -> ClaimedMessage | MessageData | None:
         """Take the next message, waiting some seconds for one; return None if there was none.
 
-        What is taken stays in `to_queue` until it is settled. A ClaimedMessage is required of gateways with leases.
+        The message stays in `to_queue` until it is settled. Gateways with leases must return a ClaimedMessage.
         """
 
     @abstractmethod
@@ -70,7 +70,7 @@ class AbstractRedisGateway(ABC):
     async def trim_queue(self, queue: str, max_length: int) -> None:
         """Keep only the newest records of a log."""
 
-    # --- what a gateway may do better than by the means above ---------------------------------------
+    # --- optional methods ---------------------------------------------------------------------------
 
     async def log_message(
         self,
@@ -119,7 +119,7 @@ class AbstractRedisGateway(ABC):
     ) -> bool:
         """Return a message that was taken to the queue, after the delay if the broker supports delays.
 
-        `counts` tells that this was an attempt; else it was not the message's fault.
+        With `counts`, this counts as an attempt; otherwise the message was not at fault.
         """
         return await self.move_message(from_queue, to_queue, message, lease_token=lease_token)
 
@@ -146,7 +146,7 @@ class AbstractRedisGateway(ABC):
         on_lost: Callable[[str], None],
     ) -> StopRenewal:
         """Renew a lease every interval and report when that fails; return a function that stops it."""
-        # Here, and not in the thread that renews leases: a gateway's methods belong to the caller's event loop.
+        # Not in the thread that renews leases, because a gateway's methods belong to the caller's event loop.
         until_s, stopping, activities = time.monotonic() + max_seconds, Flag(), TaskGroup(lambda: None)
 
         async def keep() -> None:
@@ -167,7 +167,7 @@ class AbstractRedisGateway(ABC):
         return stop
 
     async def _why_not_renewed(self, queue: str, claimed: ClaimedMessage, until_s: float) -> str:
-        # Renew the lease; return why it could not be, or nothing.
+        # Renew the lease; return the reason if that failed, else ''.
         if time.monotonic() >= until_s:
             return "the handler exceeded max_processing_seconds; its lease is no longer renewed"
         try:
@@ -181,7 +181,7 @@ class AbstractRedisGateway(ABC):
     async def close(self) -> None:  # noqa: B027  most brokers have nothing to give up
         """Close what was opened."""
 
-    # --- what a queue asks; what is above answers it ------------------------------------------------
+    # --- called by the queue ------------------------------------------------------------------------
 
     async def take(self, key: QueueKeys, is_stopped: Callable[[], bool]) -> Delivery | None:  # noqa: ARG002
         """Take the next message of a queue; return None if there was none."""
@@ -259,7 +259,7 @@ class GatewayDelivery:
         )
 
     async def finish_quickly(self, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:  # noqa: ARG002
-        """Return that there is no shorter way."""
+        """Return False: there is no quicker way."""
         return False, None
 
     async def discard(self, error: BaseException, log: str | None, max_length: int | None) -> bool:
@@ -274,12 +274,12 @@ class GatewayDelivery:
         return self._checked(answer)
 
     async def note_failure(self, error: BaseException, log: str, max_length: int | None) -> None:
-        """Have the gateway record it."""
+        """Record the failure with the gateway."""
         if self._claimed is not None:
             await self._gateway.note_failure(log, self._claimed, error, max_length)
 
     async def retry(self, delay_s: float, *, counts: bool) -> bool:
-        """Return the message to what is pending."""
+        """Return the message to the queue."""
         key, token = self._key, self.token
         return self._checked(
             await self._gateway.return_message(
@@ -288,7 +288,7 @@ class GatewayDelivery:
         )
 
     async def dead_letter(self, reason: Reason | None, error: BaseException) -> bool:
-        """Move the message to the dead letters, for the gateway's own reason where none is given."""
+        """Move the message to the dead letters, with the gateway's default reason if none is given."""
         why = {} if reason is None else {"reason": reason}
         return self._checked(
             await self._gateway.dead_letter_message(
@@ -297,6 +297,6 @@ class GatewayDelivery:
         )
 
     async def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
-        """Have the gateway renew the lease."""
+        """Renew the lease through the gateway."""
         assert self._claimed is not None  # heartbeats need leases, and leases a ClaimedMessage
         return await self._gateway.keep_lease(self._key.processing, self._claimed, interval_s, max_s, on_lost)

@@ -1,4 +1,4 @@
-"""Looks into a queue, and changes it, from outside: numbers, samples, dead letters, purging."""
+"""Administration of a queue: statistics, samples, dead letters, purging."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Administration:
         self._logs = {source: client.keys(name).stream for source, name in names.items()}
 
     async def stats(self) -> QueueStats:
-        """Return how many messages are in which state, all at one moment."""
+        """Return the number of messages in each state, at one moment."""
         stream = self._keys.stream
         keys = [stream, self._keys.retries(GROUP), *self._logs.values()]
         unread, taken, waiting, completed, failed, dead, last = await self._client.run(
@@ -42,7 +42,7 @@ class Administration:
         return QueueStats(unread, taken - waiting, waiting, completed, failed, dead)
 
     async def peek(self, count: int, source: str) -> list[MessageData]:
-        """Return the oldest messages of a state, the newest records of a log."""
+        """Return the oldest messages in a state, or the newest records of a log."""
         if source not in _SOURCES:
             raise ConfigurationError(f"source={source!r} must be one of {', '.join(_SOURCES)}")
         if source == "dead_letter":
@@ -56,7 +56,7 @@ class Administration:
         return [self._decoded(fields) for _, fields in rows]
 
     async def _oldest(self, count: int, source: str) -> list[Any]:
-        # Page by page: a script that looked for all of them at once would hold the server up.
+        # Page by page: a script that searched for all of them at once would block the server.
         is_unread = source == "pending"
         name, start = ("queue/unread", "") if is_unread else ("queue/handed_out", "-")
         keys = [self._keys.stream] if is_unread else [self._keys.stream, self._keys.retries(GROUP)]
@@ -74,14 +74,14 @@ class Administration:
         try:
             return decode_payload(payload_of(by_name, self._keys.stream, self._client.protection) or b"", self._is_text)
         except DecodeError:
-            return by_name.get(envelope.DATA, b"")  # shown as it is: a look must not fail for one message
+            return by_name.get(envelope.DATA, b"")  # shown undecoded: one message must not make peek() fail
 
     async def redrive(self, limit: int | None) -> list[str]:
         """Put dead letters back into the queue; return the ids of the new entries."""
         return await DeadLetters(self._client, self._key.pending, self._dead_letters).redrive(limit=limit)
 
     async def purge(self, target: str) -> int:
-        """Delete what is in a state for good; return how many."""
+        """Delete all messages in a state for good; return how many."""
         if target not in _TARGETS:
             what = "messages in processing cannot be purged; " if target == "processing" else ""
             raise ConfigurationError(f"target={target!r}: {what}use one of {', '.join(_TARGETS)}")
@@ -97,10 +97,10 @@ class Administration:
 
 
 async def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0) -> list[str] | None:
-    """Drop the oldest messages that were never handed out, with their deduplication keys; None = there are none.
+    """Drop the oldest messages that were never delivered, with their deduplication keys; None = there are none.
 
-    Nothing is dropped from a queue of fewer than `at_least` messages. An empty list says that there was nothing left to
-    do, for somebody else was faster: it is for the caller to look again.
+    Drops nothing from a queue of fewer than `at_least` messages. An empty list means that another client has already
+    made room: the caller should check again.
     """
     keys = client.keys(queue)
     oldest, _ = await client.run("queue/unread", [keys.stream], [GROUP, count, 1, ""], Repeat.READ)

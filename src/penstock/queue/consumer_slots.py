@@ -1,7 +1,7 @@
 """The consumers of one process at one queue: each is a consumer of the group that holds one message at most.
 
-So what is pending with a slot after a lost reply is what that reply handed out, and a message that another slot of the
-same process has taken over is refused to this one like to a stranger.
+So the messages pending with a slot after a lost reply are those in that reply, and a slot cannot settle a message that
+another slot of the same process has taken over.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from penstock.redis.translate import Redirected
 from penstock.runtime.aio import Flag, connection_scope
 
 T = TypeVar("T")
-Taken: TypeAlias = tuple[T, list[Redelivery], list[str]]  # something, messages that are handed out again, missing ones
+Taken: TypeAlias = tuple[
+    T, list[Redelivery], list[str]
+]  # an answer, messages that are delivered again, ids of missing ones
 logger = logging.getLogger("penstock.queue")
 PATIENCE_S = 0.05  # how long a message that was taken ahead waits for its caller
-_LONGEST_RETURN_S = 2.0  # for the command that puts one back: the next caller waits for it
+_LONGEST_RETURN_S = 2.0  # for the command that returns one: the next caller waits for it
 
 
 class ConsumerSlot:
@@ -41,14 +43,14 @@ class ConsumerSlot:
     def __init__(self, client: StreamClient, keys: StreamKeys, consumer: str, dead_letters: str) -> None:
         self._client, self.consumer = client, consumer
         self.commands = GroupCommands(client, keys, GROUP, consumer, dead_letters)
-        self.is_doubtful = False  # a message may be pending here that nobody holds: until it is in a caller's hands
-        self.is_given_up = False  # it keeps a message that can be settled in no way
-        self._has_read = False  # what is in doubt was new; else it was taken from another consumer
+        self.is_doubtful = False  # a message that no caller has may be pending here
+        self.is_given_up = False  # it has a message that cannot be settled
+        self._has_read = False  # the doubtful message was new, not taken from another consumer
         self._reading = BlockingRead(client, keys.stream)
         self._scope: object = None
         self._asked: Host | None = None
-        self._begun: tuple[str, int, int] | None = None  # told to the server, which may not have answered
-        self.ahead: Row | None = None  # what was taken ahead, and waits here for a caller
+        self._begun: tuple[str, int, int] | None = None  # sent to the server, which may not have answered
+        self.ahead: Row | None = None  # a message that was taken ahead, and waits for a caller
         self.ahead_since = 0.0
         self.read_ahead = self.commands.read_command(1, None)
 
@@ -56,32 +58,32 @@ class ConsumerSlot:
         self.is_doubtful, self._has_read, self._begun, self.ahead = True, has_read, None, None
 
     def is_sure(self) -> None:
-        """Take note that what is pending here is in a caller's hands, or that nothing is."""
+        """Record that a caller has the message that is pending here, or that there is none."""
         self.is_doubtful, self._begun, self.ahead = False, None, None
 
     # --- taken ahead --------------------------------------------------------------------------------
 
     def begin_ahead(self) -> None:
-        """Take note that `read_ahead` is sent, by whomever."""
+        """Record that `read_ahead` is being sent."""
         self._doubt(has_read=True)
         self.ahead_since = time.monotonic()
 
     def end_ahead(self, reply: Reply) -> bool:
-        """Keep what came for whoever asks next; False = nothing did."""
+        """Keep the message in the reply for the next caller; return False if there is none."""
         if isinstance(reply, ConnectionLost):
             return False  # in doubt
         self.ahead = self._received(reply)
         return self.ahead is not None
 
     def take_ahead(self, not_before_s: float) -> Row | None:
-        """Return the message that was taken ahead; None = there is none, or it may be somebody else's by now."""
+        """Return the message that was taken ahead, or None if there is none, or another consumer may have it."""
         row, self.ahead = self.ahead, None
         return row if self.ahead_since >= not_before_s else None
 
     # --- taking -------------------------------------------------------------------------------------
 
     async def read(self, block_ms: int | None) -> Row | None:
-        """Take the next new message, waiting for one; None = none came in time."""
+        """Read the next new message, waiting for one; return None if none arrived in time."""
         if self._scope is not connection_scope() or not self._reading.is_open:
             await self._reading.open(self._asked)
             self._scope = connection_scope()
@@ -105,18 +107,18 @@ class ConsumerSlot:
         return (rows[0][0].decode(), rows[0][1]) if rows else None
 
     async def take(self, command: Callable[..., Awaitable[Taken[T]]], *args: object) -> Taken[T]:
-        """Send a command that may take a message which was handed out before."""
+        """Send a command that may take a message which was delivered before."""
         self._doubt(has_read=False)
         answer = await command(*args)
         self.is_doubtful = bool(answer[1])
         return answer
 
     async def take_lost(self) -> tuple[list[Redelivery], list[str]]:
-        """Take what a lost reply had handed out, if it had."""
+        """Take the message that a lost reply contained, if any."""
         await self._reading.kill_abandoned()
         claims, missing = list[Redelivery](), list[str]()
         async for own in self.commands.own_pending():
-            # Among them are those that wait for their retry, which are passed over.
+            # Skips those that wait for their retry.
             claims, missing = await self.commands.take(own, is_own_read=self._has_read) if own else ([], [])
             if claims or missing:
                 break
@@ -124,36 +126,36 @@ class ConsumerSlot:
         return claims, missing
 
     async def begin(self, entry_id: str, deliveries: int, attempts: int) -> bool:
-        """Count the coming run of a message that was handed out before; False = it is not ours any more."""
+        """Count the coming run of a message that was delivered before; False = it is no longer ours."""
         self._begun = entry_id, deliveries, attempts
         (is_begun,) = await self.commands.begin([self._begun])
         return is_begun
 
     def counts_of(self, found: Redelivery) -> tuple[int, int]:
-        """Return deliveries and attempts of a message before its coming run: a run that never was is no attempt."""
+        """Return deliveries and attempts of a message, without a run that was counted but has not started."""
         if self._begun is not None and self._begun[0] == found.id:
             return self._begun[1:]
         return found.deliveries, found.attempts
 
     async def leave(self, error: PenstockError) -> None:
-        """Look elsewhere after an error that says that another server may serve the stream by now."""
+        """Find the server again after an error which means that another one may have the stream."""
         await self._client.leave(self._reading.connection, error)
         self._asked = error.asked if isinstance(error, Redirected) else None
         if self._asked is not None or not isinstance(error, ConnectionLost):
             self.close()
 
     def close(self) -> None:
-        """Give up the connection, on which nothing is under way."""
+        """Close the connection, on which nothing is under way."""
         if self._reading.connection is not None and self._scope is connection_scope():
             self._reading.connection.abort()
 
 
 class ConsumerSlots:
-    """Lends slots to callers. One that may hold a message which nobody has in hand is lent first.
+    """Lends slots to callers, first those that may have a message which no caller has.
 
-    Guarantees: a message that was taken ahead and that nobody comes for is put back, after which `on_return` is called.
-    No slot that holds nothing is lent meanwhile: its caller would read a newer message. A forked process needs slots of
-    its own: the names and connections of these are the parent's.
+    Guarantees: a message that was taken ahead and that no caller asks for is returned to the queue, then `on_return` is
+    called. Meanwhile, no empty slot is lent, because its caller would read a newer message. A forked process needs its
+    own slots: the names and connections of these belong to its parent.
     """
 
     def __init__(
@@ -163,19 +165,19 @@ class ConsumerSlots:
         self.name, self._made, self._process = unique_worker_name(GROUP), 0, os.getpid()
         self._free: list[ConsumerSlot] = []
         self._lock = threading.Lock()
-        self._return_thread: threading.Thread | None = None  # puts back what nobody comes for
-        self._is_returning = False  # whether it is putting a message back now
+        self._return_thread: threading.Thread | None = None  # returns messages that no caller asks for
+        self._is_returning = False  # whether it is returning a message now
         self._waiting: list[Flag] = []  # one for each caller who waits for that: they may be in several event loops
         self._has_taken_ahead = False  # since the thread looked last
         self.may_take_ahead = True
 
     @property
     def is_foreign(self) -> bool:
-        """Whether they are those of another process: of the parent of a forked one."""
+        """Whether they belong to the parent of this forked process."""
         return self._process != os.getpid()
 
     async def borrow(self) -> ConsumerSlot:
-        """Return a slot that nobody else has, once no message is being put back that an empty one would overtake."""
+        """Return an unused slot; wait while a message is being returned, which an empty slot would overtake."""
         while True:
             with self._lock:
                 if not self._is_returning or self._is_one_doubtful:
@@ -183,7 +185,7 @@ class ConsumerSlots:
             await self._wait_for_return()
 
     def borrow_sure(self) -> ConsumerSlot | None:
-        """Return a slot that holds nothing; None = one is in doubt or a message is on its way back: that is first."""
+        """Return an empty slot, or None if a slot is in doubt or a message is being returned, which come first."""
         with self._lock:
             if self._is_returning or self._is_one_doubtful:
                 return None
@@ -198,7 +200,7 @@ class ConsumerSlots:
         return ConsumerSlot(self._client, self._keys, f"{self.name}-{self._made}", self._dead_letters)
 
     def put_back(self, slot: ConsumerSlot) -> None:
-        """Take a slot that nobody uses any more, with whatever is in doubt."""
+        """Take back a slot that is no longer used, with a message that may be in doubt."""
         with self._lock:
             if slot.is_given_up or self.is_foreign or not slot.consumer.startswith(self.name):
                 return
@@ -208,7 +210,7 @@ class ConsumerSlots:
             self._free.insert(len(self._free) if is_next else 0, slot)
 
     async def borrow_doubtful(self) -> list[ConsumerSlot]:
-        """Return all slots that may hold a message which nobody has in hand, once none is being put back."""
+        """Return all slots that may have a message which no caller has, once no message is being returned."""
         while True:
             with self._lock:
                 if not self._is_returning:
@@ -218,7 +220,7 @@ class ConsumerSlots:
             await self._wait_for_return()
 
     def close(self) -> None:
-        """Give up the connections of all slots that nobody uses."""
+        """Close the connections of all unused slots."""
         with self._lock:
             free = list(self._free)
         for slot in free:
@@ -227,15 +229,15 @@ class ConsumerSlots:
     # --- what was taken ahead -----------------------------------------------------------------------
 
     def _watch(self) -> None:
-        # A thread that lives as long as messages are taken ahead. The interpreter waits for it: a program that ends
-        # without a word leaves nothing behind that a lease must run out for.
+        # A thread that runs as long as messages are taken ahead. The interpreter waits for it, so that a program which
+        # ends without close() leaves no message behind until its lease expires.
         self._has_taken_ahead = True
         if self._return_thread is None:
             thread = threading.Thread(target=self._return_abandoned, name="penstock-returns", daemon=False)
             try:
                 thread.start()
                 self._return_thread = thread
-            except RuntimeError:  # no more threads, or the interpreter is about to end: the next call looks after it
+            except RuntimeError:  # no more threads, or the interpreter is about to exit: the next call takes care of it
                 self.may_take_ahead = False
 
     def _return_abandoned(self) -> None:
@@ -267,7 +269,7 @@ class ConsumerSlots:
         return is_needed or any(slot.ahead is not None for slot in self._free)
 
     def _next_abandoned(self) -> ConsumerSlot | None:
-        # One at a time: callers who come meanwhile have the others, and wait for this one only.
+        # One at a time, so that callers can use the others meanwhile.
         latest_s = time.monotonic() - PATIENCE_S
         for slot in self._free:
             if slot.ahead is not None and slot.ahead_since < latest_s:
@@ -279,13 +281,13 @@ class ConsumerSlots:
     def _return(self, runner: ScriptRunner, slot: ConsumerSlot) -> None:
         keys, (entry_id, _) = self._keys, slot.ahead or ("", [])
         names = (keys.stream, keys.retries(GROUP), keys.attempts(GROUP))
-        slot.ahead = None  # from here on it is in doubt until the server has answered
+        slot.ahead = None  # in doubt until the server has answered
         try:
             runner.run(script("queue/hand_back"), (len(names), *names, GROUP, slot.consumer, entry_id))
             slot.is_sure()
         except PenstockError as error:
-            # The next call of the queue looks after it, or close(). From then on the command, if it is still on its
-            # way, changes nothing.
+            # The next call of the queue, or close(), takes care of it. After that, this command has no effect if it is
+            # still in transit.
             logger.warning("cannot return message %s, which was fetched ahead: %s", entry_id, error)
         except Exception:
             logger.exception("cannot return message %s, which was fetched ahead", entry_id)

@@ -42,8 +42,8 @@ logger = logging.getLogger("penstock.queue")
 class RedisGateway(AbstractRedisGateway):
     """Stores messages in streams, with the same scripts and recovery as the consumers of `penstock.streams`.
 
-    Every call may be repeated after a connection broke: a message is added once, a claim whose reply got lost is handed
-    out by the next call, and a message is settled once. `redis_client` is a client of redis-py or a StreamClient.
+    Every call may be repeated after a connection failure: a message is added once, the next call returns a claimed
+    message whose reply was lost, and a message is settled once. `redis_client` is a redis-py client or a StreamClient.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RedisGateway(AbstractRedisGateway):
         on_event: EventSink | None = None,
     ) -> None:
         self._client: StreamClient = client_of(redis_client, "redis_client")
-        self._given = redis_client  # kept: when nobody has it any more, our client of it is given up
+        self._given = redis_client  # kept, because our StreamClient is dropped when it is garbage-collected
         self.is_redis_cluster = is_cluster(redis_client)
         check_sink(on_event)
         check_retries(retry_budget_seconds, retry_initial_delay_seconds, retry_max_delay_seconds)
@@ -85,7 +85,7 @@ class RedisGateway(AbstractRedisGateway):
             retry_budget_seconds, retry_initial_delay_seconds, retry_max_delay_seconds, True,
             self.is_interrupted, self._trying_again,
         )  # fmt: skip
-        # At most once is one attempt; a limit of attempts, for deliveries count hand-backs too.
+        # At most once means one attempt. Limit attempts, because deliveries include hand-backs.
         limits = AttemptLimits(None, 1 if self.is_at_most_once else max_delivery_count)
         self._settings = QueueConsumerSettings(
             message_visibility_timeout_seconds, limits, decodes(redis_client), self._retry, interrupt is not None,
@@ -100,7 +100,7 @@ class RedisGateway(AbstractRedisGateway):
         self._new_id = ids.MessageIds().make
         self._publishers: dict[str, Publisher] = {}
         self._consumers: dict[str, QueueConsumer] = {}
-        self._held: dict[str, StreamDelivery] = {}  # by token: for those who settle by it
+        self._held: dict[str, StreamDelivery] = {}  # by token
         self._stopped: Callable[[], bool] = lambda: False
 
     def stop_when(self, is_stopped: Callable[[], bool]) -> None:
@@ -118,7 +118,7 @@ class RedisGateway(AbstractRedisGateway):
             tell(self._on_event, Event(name, queue, GROUP, fields))
         if not self._listeners:
             return  # which is to cost nothing
-        # What happens to the connection, and to no queue in particular, concerns all of them.
+        # Events of the connection concern all queues.
         for concerned in [queue] if queue else list(self._listeners):
             for sink in self._listeners.get(concerned, ()):
                 tell(sink, Event(name, concerned, GROUP, fields))
@@ -171,7 +171,7 @@ class RedisGateway(AbstractRedisGateway):
                 ) from answer
             dropped = await drop_unread(self._client, queue, 1, self._max_pending)
             if dropped is None:
-                # All that is there is in flight: nothing may be dropped, and this message is not lost by waiting.
+                # All messages are in flight, and must not be dropped; this message is not lost if its producer waits.
                 raise QueueFull(
                     f"queue {queue!r} has reached max_pending_length={self._max_pending}, and drop_oldest "
                     "cannot drop any message because all of them are being processed; raise max_pending_length"
@@ -201,7 +201,7 @@ class RedisGateway(AbstractRedisGateway):
     ) -> ClaimedMessage | None:
         """Take the next message, blocking on the server for up to `message_wait_interval_seconds`.
 
-        The wait ends soon after `is_stopped` says so, in place of is_interrupted(); nothing new is taken from then on.
+        The wait ends soon after `is_stopped`, by default is_interrupted(), returns True; then no new message is taken.
         """
         found = await self._claim(from_queue, is_stopped or self.is_interrupted)
         if found is None:

@@ -1,4 +1,4 @@
-"""Brings a live queue of redis-message-queue over into a queue of this library, one way."""
+"""Imports a live queue of redis-message-queue into a queue of this library."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, is_cluster
 from penstock.redis.retry import Repeat
 
-_PAGE = 100  # messages a look, and a script call at most
+_PAGE = 100  # messages per page, and per script call at most
 _CALL_BYTES = 1_000_000  # a script call sends every payload twice
-_SEARCH = 1_000  # how far a message may have moved in its list since we looked
-_ENVELOPE = b"\x1eRMQ1:"  # begins a message with an id; what has none is the bare payload
-_NO_ENTRY = "0-0"  # stands for the id of an entry that never was
+_SEARCH = 1_000  # how far a message may have moved in its list since it was read
+_ENVELOPE = b"\x1eRMQ1:"  # begins a message with an id; others are only payloads
+_NO_ENTRY = "0-0"  # as the id of an entry that never existed
 _MOVED, _LEASED, _WITHOUT_LEASE, _MOVED_WITH_KEY = 1, 2, 3, 4
 _OF_AN_OPERATION = re.compile(r":publish_operation_result:[0-9a-f]{32}$")
 OnProgress: TypeAlias = Callable[[ImportReport], object]
@@ -41,13 +41,13 @@ async def import_queue(
 ) -> ImportReport:
     """Import the messages, dead letters, logs and deduplication keys of a queue of redis-message-queue 5.
 
-    Guarantees: each message moves in one step, in its order, and keeps its id. It may be run again, or twice at the
-    same time, and beside consumers of the old queue: a message under a lease stays until that has run out. What was
-    taken without a lease (`visibility_timeout_seconds=None`) comes only with `include_unleased`, for which those who
-    took it must be stopped.
+    Guarantees: each message moves in one step, in order, and keeps its id. The import may run again, or twice at the
+    same time, and while consumers of the old queue run: a leased message stays until its lease has expired. Messages
+    that were taken without a lease (`visibility_timeout_seconds=None`) are only imported with `include_unleased`; stop
+    their consumers first.
 
-    `dead_letter_queue` names the dead letters if they are not in `<name>::dlq`. `on_progress` is told after every page
-    what was done so far. A dry run changes nothing and tells what there is.
+    `dead_letter_queue` names the dead letters if they are not in `<name>::dlq`. `on_progress` is called after every
+    page with the counts so far. A dry run changes nothing, and counts what would be imported.
     """
     queue = QueueKeys.of(name, key_separator)
     if is_cluster(client):
@@ -70,7 +70,7 @@ class _Importer:
         self._report = ImportReport()
 
     async def run(self) -> ImportReport:
-        """Import everything, the oldest first: what was abandoned in flight is next in the old queue too."""
+        """Import everything, oldest first; abandoned messages come first in the old queue, too."""
         await self._check_types()
         await self._move_messages(self._old.processing, "processing")
         await self._move_messages(self._old.pending, "pending")
@@ -83,7 +83,7 @@ class _Importer:
         return self._report
 
     async def count_only(self) -> ImportReport:
-        """Count what there is."""
+        """Count what would be imported."""
         await self._check_types()
         self._count(pending=await self._length(self._old.pending))
         start = 0
@@ -223,7 +223,7 @@ def _log_line(message: StoredMessage) -> Args:
 
 
 def _parts(page: Sequence[bytes]) -> Iterator[list[bytes]]:
-    # So much at a time that no call of a script holds the server up.
+    # So few at a time that no script call blocks the server for long.
     part, size = list[bytes](), 0
     for value in page:
         if part and size + len(value) > _CALL_BYTES:
@@ -237,14 +237,14 @@ def _parts(page: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """What a value of a list of redis-message-queue holds."""
+    """A value in a list of redis-message-queue."""
 
     payload: bytes
     message_id: str | None
 
     @classmethod
     def of(cls, stored: bytes) -> StoredMessage:
-        """Read a value; what is no envelope is a payload."""
+        """Parse a value; one that is not an envelope is a payload."""
         if stored.startswith(_ENVELOPE):
             try:
                 found = json.loads(stored[len(_ENVELOPE) :])
@@ -257,7 +257,7 @@ class StoredMessage:
 
     @property
     def default_key(self) -> str:
-        """The deduplication key that both libraries give the message unless they are told another one."""
+        """The deduplication key that both libraries use for the message by default."""
         return hashlib.sha256(self.payload).hexdigest()
 
     def fields(self) -> list[bytes | str]:

@@ -1,4 +1,4 @@
-"""Interrupts: how a queue learns that the process should take no more work."""
+"""Interrupt handlers, which tell a queue to stop taking messages."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class EventDrivenInterruptHandler(BaseGracefulInterruptHandler):
 class GracefulInterruptHandler(BaseGracefulInterruptHandler):
     """Interrupts on the first SIGINT, SIGTERM or SIGHUP; the second has its usual effect.
 
-    It is installed only in the main thread, and only where the signal has its default disposition: one owner a signal.
-    A signal that the process ignores, as nohup and a shell's background jobs have it, stays ignored.
+    Can only be created in the main thread, for signals that still have their default handler. A signal that the process
+    ignores, as after nohup or in a shell's background job, stays ignored.
     """
 
     def __init__(self, verbose: bool = True, signals: Iterable[signal.Signals] = _DEFAULT_SIGNALS) -> None:
@@ -70,7 +70,7 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
 
     def _give_back(self, number: signal.Signals) -> None:
         previous = self._previous.pop(number, signal.SIG_DFL)
-        if signal.getsignal(number) == self._handle:  # else somebody else has taken it over since
+        if signal.getsignal(number) == self._handle:  # else it has been replaced since
             signal.signal(number, previous)  # type: ignore[arg-type]  # what signal.signal() returned before
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""RedisMessageQueue: publish() on one side, `with process_message()` on the other."""
+"""RedisMessageQueue: publish() and process_message()."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _LONGEST_LEASE_S = 43_200.0  # half a day
 class RedisMessageQueue:
     """A queue of texts and dicts.
 
-    Messages are delivered at least once; `visibility_timeout_seconds=None` is the switch to at most once. A handler
-    that raises is tried again after a growing delay, `max_delivery_count` times in all, and then the message goes to
-    the dead letters; `on_failure="terminal"` gives up at once and records it in the failed log, if that is enabled.
+    Messages are delivered at least once, or at most once with `visibility_timeout_seconds=None`. If a handler raises,
+    the message is retried after a growing delay, up to `max_delivery_count` runs, then dead-lettered;
+    `on_failure="terminal"` gives it up after the first failure and records it in the failed log, if that is enabled.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RedisMessageQueue:
         lease_s = given.pop("visibility_timeout_seconds", _DEFAULT_LEASE_S)
         most = given.pop("max_delivery_count", _DEFAULT_DELIVERIES)
         check_leases("visibility_timeout_seconds", lease_s, most)
-        client_of(client, "client")  # what is wrong with it is said by the name that the user gave it
+        client_of(client, "client")  # errors use the name of the queue's option
         gateway = RedisGateway(
             redis_client=client,
             message_visibility_timeout_seconds=lease_s,
@@ -127,7 +127,7 @@ class RedisMessageQueue:
     def _checked(self, gateway: AbstractRedisGateway, given: dict[str, Any]) -> AbstractRedisGateway:
         _check_half(gateway)
         if not isinstance(gateway, RedisGateway):
-            given.pop("interrupt", None)  # the queue asks it itself
+            given.pop("interrupt", None)  # the queue calls it itself
         for option in given:
             own = "message_visibility_timeout_seconds" if option.startswith("visibility") else option
             raise ConfigurationError(
@@ -142,7 +142,7 @@ class RedisMessageQueue:
         if gateway.is_redis_cluster:
             key.check_one_slot(dead_letters)
         check_dead_letters(key.pending, dead_letters or "", "dead_letter_queue", is_cluster=False)
-        # Dead letters are the gateway's: two queues behind one of them would mix theirs.
+        # Dead letters belong to the gateway: two queues with one gateway would mix theirs.
         bound = key.pending
         if gateway.max_delivery_count is not None:
             bound = gateway.__dict__.setdefault("_penstock_queue", key.pending)
@@ -159,8 +159,8 @@ class RedisMessageQueue:
     async def publish(self, message: Message) -> bool:
         """Add a message; return False if one with the same deduplication key was published within the window.
 
-        Raises: EncodeError, PayloadTooLarge, QueueFull, QueueDrained, PublishUnknown, or what Redis says beyond the
-        retry budget.
+        Raises: EncodeError, PayloadTooLarge, QueueFull, QueueDrained, PublishUnknown, or an error of Redis that
+        outlasts the retry budget.
         """
         if self._is_draining:
             raise QueueDrained(
@@ -177,7 +177,7 @@ class RedisMessageQueue:
                 )
             return True
         if make_key is content_key:
-            key = content_key(text)  # of the text, which need not be made twice
+            key = content_key(text)  # from the text, which is then encoded only once
         else:
             made: Any = make_key(message)
             # async only
@@ -236,7 +236,7 @@ class RedisMessageQueue:
     async def purge(self, *, target: str) -> int:
         """Delete pending messages, the completed or failed log, or dead letters; return how many.
 
-        What is being processed stays. The deduplication keys of purged messages are free again.
+        Messages being processed stay. The deduplication keys of purged messages are released.
         """
         return await self._gateway.administration(self.key).purge(target)
 
@@ -250,8 +250,8 @@ class RedisMessageQueue:
     async def drain(self, timeout: float | None = None) -> bool:
         """Stop publishing and processing, and wait for messages that other tasks or threads are processing.
 
-        Returns True when nothing is left in hand and nothing in doubt; then the process may end without anybody waiting
-        for a lease to run out. Called inside process_message() it waits for the others only.
+        Returns True if all messages are settled; then the process may end without leaving a message to wait for its
+        lease to expire. Called inside process_message(), it waits only for other messages.
         """
         self._is_draining = True
         deadline = None if timeout is None else time.monotonic() + timeout

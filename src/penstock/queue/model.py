@@ -1,4 +1,4 @@
-"""What a queue carries, texts and dicts as the one JSON text that stands for them, and what it says about it."""
+"""The messages of a queue, texts or dicts in canonical JSON, and its statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.keys import is_utf8
 from penstock.serializers import PayloadLimits
 
 Message: TypeAlias = str | dict[str, object]
-MessageData: TypeAlias = str | bytes  # what a consumer gets: text, or bytes where the client does not decode
+MessageData: TypeAlias = str | bytes  # a consumer gets str, or bytes if its client does not decode
 GROUP = "queue"  # of the stream of every queue
 TEXT_TYPE = "text/plain; charset=utf-8"
 _MAX_KEY = 256  # characters; a longer key is replaced by its hash
@@ -50,9 +50,9 @@ class QueueStats:
 class ImportReport:
     """What an import copied, or would copy in a dry run.
 
-    `still_leased` are under leases that have not run out, `without_lease` were taken by consumers that use none: both
-    are left where they are. So are dead letters and logs until neither is left, for consumers of the old queue need
-    their lists.
+    Leases of `still_leased` messages have not expired; `without_lease` were taken by consumers that use none: neither
+    are imported. Nor are dead letters and logs while there are any such messages, because consumers of the old queue
+    still need their lists.
     """
 
     pending: int = 0
@@ -74,12 +74,12 @@ class ImportReport:
 
 
 def _encoder() -> Callable[[dict[str, object]], str]:
-    # Sorted keys and no other liberties: equal dicts are equal texts, in every process and in every release.
+    # Sorted keys, so that equal dicts give the same text in every process and release.
     plain = json.JSONEncoder(sort_keys=True, allow_nan=False, check_circular=False)  # the depth is bounded anyway
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return plain.encode
-    # encode() makes this encoder anew in each call, which takes longer than a small dict does.
+    # encode() creates this encoder in each call, which takes longer than encoding a small dict.
     separators = plain.key_separator, plain.item_separator
     chunks = make(None, plain.default, json.encoder.encode_basestring_ascii, None, *separators, True, False, False)
     return lambda message: "".join(chunks(message, 0))
@@ -89,7 +89,7 @@ _dumps = _encoder()
 
 
 def canonical(message: Message, limits: PayloadLimits | None = None) -> str:
-    """Return the text that stands for a message; raise EncodeError, and name the fix, if there is none."""
+    """Return the canonical text of a message; raise EncodeError if it cannot be encoded."""
     if isinstance(message, str):
         return message
     if not isinstance(message, dict):
@@ -124,7 +124,7 @@ def encode_text(text: str) -> bytes:
 
 
 def decode_payload(raw: bytes | None, is_text: bool, limits: PayloadLimits | None = None) -> MessageData:
-    """Return the payload of an entry as the client wants it."""
+    """Return the payload of an entry, as str or bytes."""
     if raw is None:
         raise DecodeError("the entry has no field 'data'")
     if limits is not None:
@@ -141,7 +141,7 @@ def decode_payload(raw: bytes | None, is_text: bool, limits: PayloadLimits | Non
 
 
 def content_key(message: Message) -> str:
-    """Return the SHA-256 of the message: the same for a dict and for the JSON text that stands for it."""
+    """Return the SHA-256 of the message: the same for a dict and for its canonical JSON."""
     return hashlib.sha256(encode_text(canonical(message))).hexdigest()
 
 
@@ -151,11 +151,11 @@ def literal_key(message: Message) -> str:
 
 
 def checked_key(key: object) -> str:
-    """Return a deduplication key as it is stored; raise ConfigurationTypeError for what cannot be one."""
+    """Return a deduplication key as it is stored; raise ConfigurationTypeError if it is invalid."""
     if not isinstance(key, str):
         close = getattr(key, "close", None)
         if callable(close):
-            close()  # a coroutine that nobody awaits
+            close()  # a coroutine, which is never awaited
         raise ConfigurationTypeError(
             f"get_deduplication_key must return a str, not {type(key).__name__}: use a plain function that "
             "returns str(...)"

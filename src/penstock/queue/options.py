@@ -1,4 +1,4 @@
-"""What a queue and its gateway may be told, checked at once: each rule with a message that names the fix."""
+"""Checks of the options of queues and gateways: each raises an error that says what to do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from penstock.number_checks import check_number, check_seconds
 from penstock.policy import Backoff
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import Message, content_key, literal_key
+from penstock.type_checks import check_arguments
 
 OnFailure: TypeAlias = Literal["retry", "terminal"]
 Overload: TypeAlias = Literal["raise", "block", "drop_oldest"]
@@ -21,7 +22,7 @@ _JITTER = 0.1
 
 
 class Unset:
-    """Stands where nothing was passed, for None means something."""
+    """The default of options for which None has a meaning."""
 
     def __repr__(self) -> str:
         """Show it in signatures."""
@@ -33,7 +34,7 @@ UNSET = Unset()
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """How a queue treats its messages, whatever broker keeps them."""
+    """How a queue treats its messages, with any broker."""
 
     make_key: DedupKey | None  # None = no deduplication
     completed_length: int | None  # 0 = no log, None = a log without an end
@@ -53,7 +54,7 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def check_sink(sink: object) -> None:
-    """Raise ConfigurationTypeError unless events can be told to it."""
+    """Raise ConfigurationTypeError unless it is None or a plain function."""
     if sink is not None and not callable(sink):
         raise ConfigurationTypeError(f"on_event must be a function that takes one event, not {type(sink).__name__}")
     if _is_async_function(sink):
@@ -99,7 +100,7 @@ def checked_log_length(kind: str, is_on: object, length: int | None) -> int | No
 
 
 def check_leases(name: str, timeout: object, max_deliveries: object) -> None:
-    """Raise unless the lease, an option of that name, and the limit of deliveries go together."""
+    """Raise unless the lease, an option of that name, and the limit of deliveries fit together."""
     if timeout is not None:
         check_seconds(name, timeout)
     if max_deliveries is not None:
@@ -143,14 +144,7 @@ def _check_callback(callback: object, *, is_async: bool) -> None:
         raise ConfigurationTypeError(
             "on_heartbeat_failure is async: use penstock.RedisMessageQueue, or pass a plain function"
         )
-    try:
-        inspect.signature(callback).bind()
-    except TypeError:
-        raise ConfigurationTypeError(
-            "on_heartbeat_failure is called without arguments: give its parameters defaults"
-        ) from None
-    except ValueError:
-        pass  # a builtin that does not tell
+    check_arguments("on_heartbeat_failure", callback, 0)
 
 
 def checked_backoff(policy: object, delay: object, longest: object) -> Backoff:
@@ -167,7 +161,7 @@ def checked_backoff(policy: object, delay: object, longest: object) -> Backoff:
 
 
 def check_retries(budget_s: object, initial_s: float, longest_s: float) -> None:
-    """Raise unless it is clear how long, and how often, what failed is tried again."""
+    """Raise unless the options for retries are valid."""
     check_seconds("retry_budget_seconds", budget_s, may_be_zero=True)
     check_seconds("retry_max_delay_seconds", longest_s)
     check_seconds("retry_initial_delay_seconds", initial_s)
@@ -178,7 +172,7 @@ def check_retries(budget_s: object, initial_s: float, longest_s: float) -> None:
 
 
 def check_interrupt(interrupt: object) -> BaseGracefulInterruptHandler | None:
-    """Return the handler if it is one."""
+    """Return the interrupt handler if it is None or valid."""
     if interrupt is not None and not isinstance(interrupt, BaseGracefulInterruptHandler):
         raise ConfigurationTypeError(
             f"interrupt must be a GracefulInterruptHandler, an EventDrivenInterruptHandler or another "
@@ -188,7 +182,7 @@ def check_interrupt(interrupt: object) -> BaseGracefulInterruptHandler | None:
 
 
 def check_dead_letter_queue(name: object, max_deliveries: int | None) -> None:
-    """Raise unless messages beyond the limit of deliveries have a place to go."""
+    """Raise unless there is a dead-letter queue for messages beyond the limit of deliveries."""
     if name is None:
         if max_deliveries is not None:
             raise ConfigurationError(
@@ -202,7 +196,7 @@ def check_dead_letter_queue(name: object, max_deliveries: int | None) -> None:
 
 
 def check_overload(max_pending: int | None, policy: object, block_timeout_s: float) -> None:
-    """Raise unless it is clear what becomes of a message for which there is no room."""
+    """Raise unless the options for full queues are valid."""
     if max_pending is not None:
         check_number("max_pending_length", max_pending)
     if policy not in get_args(Overload):

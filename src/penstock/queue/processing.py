@@ -1,4 +1,4 @@
-"""Processing: one message from the hand-out to its end, as the body of a `with`."""
+"""Processing: the context manager in which one message is processed."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ class Processing:
         self._is_ending = False
         self._runner: object = None
         self.lease_lost = False
-        """Whether the lease could not be kept: another consumer may have the message, and this one's end is refused."""
+        """Whether the lease was lost: another consumer may have the message, and this one can no longer settle it."""
 
     @property
     def is_mine(self) -> bool:
-        """Whether it is the calling task or thread that processes the message."""
+        """Whether the calling task or thread processes the message."""
         return self._runner is runner()
 
     @property
     def message_id(self) -> str | None:
-        """The id of the message, where the broker knows one."""
+        """The id of the message, if the broker has one."""
         return self._delivery.id if self._delivery else None
 
     @property
     def lease_token(self) -> str | None:
-        """What tells this hand-out from every other one of the message: it begins with a number that rises."""
+        """Identifies this delivery of the message; starts with a number that increases with each delivery."""
         return self._delivery.token if self._delivery else None
 
     @property
     def delivery_count(self) -> int:
-        """How often the message was handed out, this time included."""
+        """How often the message was delivered, including this time."""
         return self._delivery.deliveries if self._delivery else 0
 
     @property
     def attempts(self) -> int:
-        """How often a handler began with it, this time included."""
+        """How often a handler began with it, including this time."""
         return self._delivery.attempts if self._delivery else 0
 
     async def __aenter__(self) -> MessageData | None:
-        """Take the next message; None = there was none."""
+        """Take the next message; return None if there was none."""
         self._delivery = self._stop_renewal = None  # a context may be entered again
         self._is_ending, self._runner, self.lease_lost = False, runner(), False
-        self._entered(self)  # before the question: who drains waits for all that may have been told to begin
+        self._entered(self)  # before the check: drain() waits for all that may begin
         try:
             delivery = None if self._is_stopped() else await self._gateway.take(self._key, self._is_stopped)
             if delivery is None:
@@ -80,7 +80,7 @@ class Processing:
                 return None
             self._delivery = delivery
             if self._is_stopped():
-                # It came while the wait was on its way to its end. Who was told to stop begins nothing.
+                # It arrived while stopping, when nothing new may begin.
                 await shielded(_LONGEST_CLEANUP_S, self._return_unbegun, delivery)
                 return None
             options = self._options
@@ -111,7 +111,7 @@ class Processing:
 
         def lost(reason: str) -> None:
             if not self._is_ending:
-                self.lease_lost = True  # at once: the handler may block the event loop, and look
+                self.lease_lost = True  # immediately: the handler may check it while it blocks the event loop
                 call_in_loop(scope, self._lose, reason)
 
         return lost
@@ -127,7 +127,7 @@ class Processing:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Settle the message: finished whatever happens to the caller meanwhile."""
+        """Settle the message, even if the caller is cancelled meanwhile."""
         delivery = self._delivery
         if delivery is None:
             return
@@ -142,7 +142,7 @@ class Processing:
                         return
                 await shielded(_LONGEST_CLEANUP_S, self._complete, delivery)
             else:
-                is_innocent = comes_from_outside(error)  # asked here: the clean-up is a task of its own
+                is_innocent = comes_from_outside(error)  # here, because the clean-up runs in another task
                 await shielded(_LONGEST_CLEANUP_S, self._fail_quietly, delivery, error, is_innocent)
         finally:
             self._left(self)
@@ -159,7 +159,7 @@ class Processing:
         self._report(is_done, "completed", EventName.COMPLETED)
 
     async def _fail_quietly(self, delivery: Delivery, error: BaseException, is_innocent: bool) -> None:
-        # The handler's exception is what the caller must see: what goes wrong here is logged.
+        # The caller must get the handler's exception, so errors here are logged.
         try:
             await self._fail(delivery, error, is_innocent)
         except Exception:

@@ -36,19 +36,19 @@ from penstock.serializers import PayloadLimits
 
 logger = logging.getLogger("penstock.queue")
 Step: TypeAlias = Callable[[], Awaitable[bool]]
-_LOOK_EVERY_S = 1.0  # for messages that are due: other processes may have put some aside
+_LOOK_EVERY_S = 1.0  # for due messages, which other processes may have put aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
-_PAGE = 100  # entries that the slow sweep looks at per call
-_QUICK_S = 0.001  # between the end of one message and the question for the next
-_QUICK_TURNS = 32  # in a row: then the next message is taken together with the end of the one before
-_SHORTEST_LEASE_S = 1.0  # for taking ahead: what waits for its caller must not run out meanwhile
+_PAGE = 100  # entries that the slow sweep checks per call
+_QUICK_S = 0.001  # between the end of one message and the request for the next
+_QUICK_TURNS = 32  # in a row, after which the next message is read together with finishing the previous one
+_SHORTEST_LEASE_S = 1.0  # for taking ahead: the lease must not expire while the message waits for its caller
 
 
 @dataclass(frozen=True, slots=True)
 class QueueConsumerSettings:
-    """How messages of a queue are handed out."""
+    """How messages of a queue are delivered."""
 
-    lease_s: float | None  # None = at most once: nobody takes over what a dead process held
+    lease_s: float | None  # None = at most once: messages of a dead process are not taken over
     limits: AttemptLimits
     is_text: bool
     retry: RetryBudget
@@ -57,10 +57,10 @@ class QueueConsumerSettings:
 
 
 class QueueConsumer:
-    """The messages of one queue that this process holds, each in a slot of its own.
+    """The messages of one queue that this process holds, each in its own slot.
 
-    Guarantees: a claim whose reply got lost is found again by the next one that uses its slot, before anything new is
-    taken; a message that could not be settled for an outage of Redis is settled by the next call.
+    Guarantees: a message whose reply was lost is found by the next claim that uses its slot, before it reads a new one;
+    a message that could not be settled because of an outage of Redis is settled by the next call.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class QueueConsumer:
         # In a forked process too.
         dead_letters = self._dead_letters
         self.slots = ConsumerSlots(self.client, self.keys, dead_letters, self.look_within)
-        self._unsettled: list[tuple[StreamDelivery, Step]] = []  # ended, but the server may not have heard it
+        self._unsettled: list[tuple[StreamDelivery, Step]] = []  # processed, but perhaps not settled on the server
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
         self._janitor = Janitor(self.client, self._group, self.keys, config, self.slots.name, dead_letters, self.emit)
 
     def look_within(self, delay_s: float = 0.0) -> None:
-        """Look for messages that are due after the delay at the latest."""
+        """Check for due messages after the delay at the latest."""
         self._next_due_s = min(self._next_due_s, time.monotonic() + delay_s)
 
     # --- taking -------------------------------------------------------------------------------------
 
     async def claim(self, wait_s: float, is_stopped: Callable[[], bool]) -> StreamDelivery | None:
-        """Take the next message, waiting for one; None = none came in time, or the wait was stopped.
+        """Take the next message, waiting for one; return None if none arrived in time, or the wait was stopped.
 
-        Guarantees: after the time is over nothing new is taken; what a lost reply had handed out before still is.
+        Guarantees: after the wait, takes no new message, but still one whose reply was lost before.
         """
         if self.slots.is_foreign:
             self._begin_anew()
@@ -128,10 +128,10 @@ class QueueConsumer:
     async def _recuperate(
         self, slot: ConsumerSlot, error: PenstockError, trial: RetryState, deadline: float, *, has_looked: bool
     ) -> None:
-        # After the deadline there is one more look at what a lost reply may have handed out, however late it is by
-        # then, and hardly more than that.
+        # After the deadline, check once more for a message whose reply was lost, however late it is, and hardly more
+        # often.
         is_over = time.monotonic() >= deadline
-        await slot.leave(error)  # also when this was the last try: the next call goes where the error said
+        await slot.leave(error)  # also after the last try, so that the next call uses the server that the error named
         wait_s = trial.pause_after(error)
         if wait_s is None or (is_over and not slot.is_doubtful):
             raise error
@@ -168,7 +168,7 @@ class QueueConsumer:
     async def _read(self, slot: ConsumerSlot, deadline: float, is_first: bool) -> StreamDelivery | None:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0 and not is_first:
-            return None  # the looks before this one took all the time
+            return None  # the checks before this took all the time
         chores = [self._next_due_s] if self.settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
         wait_s = min(remaining_s, min(chores) - time.monotonic())
         if self.settings.can_be_interrupted:
@@ -179,7 +179,7 @@ class QueueConsumer:
         return await self._hand_out(self._delivery(slot, *row, 1, 1))
 
     async def _take_again(self, slot: ConsumerSlot) -> StreamDelivery | None:
-        # What is older than anything unread: messages that wait for their next attempt, then those of dead processes.
+        # Messages that are older than unread ones: those due for a retry, then those of dead processes.
         now = time.monotonic()
         if now >= self._next_due_s:
             await self._janitor.run_due()
@@ -200,7 +200,7 @@ class QueueConsumer:
     async def _admit(
         self, slot: ConsumerSlot, claims: Sequence[Redelivery], missing: Sequence[str]
     ) -> StreamDelivery | None:
-        # Messages that were handed out before: those whose chances are used up go to the dead letters here.
+        # Messages that were delivered before: dead-letter those that have used up their attempts.
         if missing:
             self.emit(EventName.MISSING, ids=list(missing))
         for found in claims:
@@ -244,8 +244,8 @@ class QueueConsumer:
         return delivery
 
     async def _give_up(self, delivery: StreamDelivery, reason: Reason, error: BaseException | None) -> None:
-        # Nobody is handed this message. Where its record is refused it stays pending with this slot, which is used no
-        # more: the caller is told once in a lease, and the messages behind it do not wait for it.
+        # No caller gets this message. If its record is refused, it stays pending with this slot, which is not used any
+        # more: callers get the error only once per lease, and other messages do not wait for it.
         slot = delivery.slot
         try:
             await delivery.write_dead_letter(reason, error)
@@ -260,7 +260,7 @@ class QueueConsumer:
         slot.is_sure()
 
     async def _restore_group(self, slot: ConsumerSlot) -> None:
-        # Whatever is still in the stream was not finished: the group begins at its first entry.
+        # Entries that are still in the stream were not finished: the group starts at the first one.
         self._group.reset()
         position = await self._group.restore(slot.consumer)
         if position is not None:
@@ -272,7 +272,7 @@ class QueueConsumer:
     # --- settling -----------------------------------------------------------------------------------
 
     async def settle(self, delivery: StreamDelivery, step: Step) -> bool:
-        """Take the step that ends a message, through outages; False = it is settled, or somebody else's by now."""
+        """Run the step that settles a message, retrying during outages; False = it is settled, or no longer ours."""
         if self.held.pop(delivery.token, None) is None:
             return False
         try:
@@ -280,7 +280,7 @@ class QueueConsumer:
         except GroupLost:
             is_done = False  # the pending list went with the group
         except PASSING as error:
-            # Its slot is not put back: it may hold the message until its lease runs out.
+            # Keep its slot: it may have the message until its lease expires.
             self._unsettled.append((delivery, step))
             self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
             raise
@@ -288,7 +288,7 @@ class QueueConsumer:
         return is_done
 
     async def persist(self, step: Step, until_s: float = math.inf) -> bool:
-        """Try a step again after failures that pass, as long as the retry budget lasts, but no later than that."""
+        """Run a step, retrying temporary failures within the retry budget, but not after `until_s`."""
         trial = self.settings.retry.start()
         while True:
             try:
@@ -300,7 +300,7 @@ class QueueConsumer:
                 await self.client.rest(wait_s)
 
     async def _settle_again(self) -> bool:
-        # What could not be settled before; False = some still cannot.
+        # Settle messages that could not be settled before; return False if some still cannot.
         while self._unsettled:
             try:
                 delivery, step = self._unsettled.pop()
@@ -313,7 +313,7 @@ class QueueConsumer:
                     self._unsettled.append((delivery, step))
                     return False
             except PenstockError:
-                # Refused for good: the message stays pending until its lease runs out, and its slot with it.
+                # A permanent error: the message and its slot stay in use until the lease expires.
                 logger.exception(
                     "message %s cannot be settled; it is delivered again when its lease expires", delivery.id
                 )
@@ -325,32 +325,32 @@ class QueueConsumer:
         return True
 
     def has_ended(self, delivery: StreamDelivery) -> None:
-        """Take note that the server has settled a message."""
+        """Record that the server has settled a message."""
         self.held.pop(delivery.token, None)
         self.slots.put_back(delivery.slot)
         self._ended_s = time.monotonic()
 
     def slot_ahead(self, is_stopped: Callable[[], bool]) -> ConsumerSlot | None:
-        """Return a slot that takes the next message along with the end of one; None = nothing is taken ahead now."""
+        """Return a slot for reading the next message while one is finished, or None not to take one ahead."""
         if self._quick_turns < self._take_ahead_after or is_stopped():
             return None
         if self._unsettled or not self.slots.may_take_ahead:
             return None
         if time.monotonic() >= min(self._next_due_s, self._next_recovery_s):
-            return None  # the next caller looks for what is older than anything unread
+            return None  # the next caller must check for messages that are older than unread ones
         return self.slots.borrow_sure()
 
     def has_taken_ahead(self, has_come: bool) -> None:
-        """Take note whether there was a message to take ahead; after the last one the count begins anew."""
+        """Record whether a message was taken ahead; if not, start counting quick turns again."""
         if not has_come:
             self._quick_turns = 0
 
     # --- the end ------------------------------------------------------------------------------------
 
     async def hand_back(self) -> bool:
-        """Put back what a lost reply may have handed out to nobody; False = Redis is out of reach."""
+        """Return messages of lost replies to the queue; return False if Redis cannot be reached."""
         if self.slots.is_foreign:
-            self._begin_anew()  # what is in doubt is the parent's, which may still process it
+            self._begin_anew()  # they belong to the parent process, which may still process them
         is_settled = await self._settle_again()
         doubtful = await self.slots.borrow_doubtful()
         try:
@@ -365,7 +365,7 @@ class QueueConsumer:
     async def _clear_up(self, slot: ConsumerSlot) -> bool:
         try:
             claims, _ = await slot.take_lost()
-            # Nothing has begun: the counts stay as they were before it was handed out.
+            # It was not processed: restore the counts from before its delivery.
             parkings = [Parking(found.id, 0, *slot.counts_of(found)) for found in claims]
             if parkings:
                 await slot.commands.park(parkings)
@@ -379,6 +379,6 @@ class QueueConsumer:
         return True
 
     def close(self) -> None:
-        """End the renewal of leases, and give up the connections of all slots that hold nothing."""
+        """Stop renewing leases, and close the connections of all unused slots."""
         self.leases.stop()
         self.slots.close()

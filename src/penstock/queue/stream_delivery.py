@@ -1,4 +1,4 @@
-"""StreamDelivery: one message in the hands of this process, the ways in which it ends, and its lease."""
+"""StreamDelivery: one message that this process holds, how it is settled, and its lease."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LEAST_PATIENCE_S = 0.05
 
 
 class StreamDelivery(msgspec.Struct, eq=False):
-    """A message and the slot that holds it, from the moment it was handed out until it is settled.
+    """A message and its slot, from its delivery until it is settled.
 
-    Guarantees: it is settled once; every later try returns False, as one does whose message is another consumer's by
-    now. What an outage of Redis outlasts is settled by the next call of the queue.
+    Guarantees: it is settled once; later tries return False, as do those for a message that another consumer has. If an
+    outage of Redis outlasts the retry budget, the next call of the queue settles it.
     """
 
     consumer: QueueConsumer
@@ -52,14 +52,14 @@ class StreamDelivery(msgspec.Struct, eq=False):
     token: str = ""  # deliveries, id and consumer: no two deliveries have the same
 
     async def finish(self, log: str | None = None, max_length: int | None = None) -> bool:
-        """End the life of the message, with a record in a log that keeps `max_length` of them if one is given."""
+        """Finish the message, with a record in a log, if given, that keeps `max_length` records."""
         return await self._end(log, max_length, None, has_failed=False)
 
     async def discard(self, error: BaseException | None, log: str | None = None, max_length: int | None = None) -> bool:
-        """End the life of a message that failed and is not tried again, with a record if there is a log.
+        """Finish a message that failed and is not retried, with a record if there is a log.
 
-        It exists nowhere else: it stays if its record is refused. Its deduplication key is free again: its producer may
-        try once more.
+        If the record cannot be written, the message stays, because it exists nowhere else. Releases its deduplication
+        key, so that its producer may publish it again.
         """
         return await self._end(log, max_length, error, has_failed=True)
 
@@ -82,10 +82,10 @@ class StreamDelivery(msgspec.Struct, eq=False):
         return await self.consumer.settle(self, step)
 
     async def finish_quickly(self, is_stopped: Callable[[], bool]) -> tuple[bool, BaseException | None]:
-        """Do what finish() does without a log, in one round trip and without a task.
+        """Finish without a log in one round trip, without a task; return whether that worked, and any cancellation.
 
-        Returns False if it takes the long way, and the cancellation that came meanwhile. Who asks for the next message
-        as soon as one has ended gets it together with the end, unless `is_stopped` says that there is no next one.
+        If it did not, call finish(). A caller that asks for the next message right after finishing one gets it in the
+        same round trip, unless `is_stopped` returns True.
         """
         if self.token not in self.consumer.held:
             return False, None
@@ -114,7 +114,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
 
     def _is_ended(self, answer: object) -> bool:
         if answer != 1:
-            return False  # the long way finds out why
+            return False  # finish() finds out why
         self.consumer.has_ended(self)
         return True
 
@@ -132,7 +132,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
             self.consumer.emit(EventName.UNLOGGED, id=self.id, log=stream)
 
     def _log_record(self, error: BaseException | None) -> list[str | int]:
-        # What a log says of a message beside its own fields.
+        # The fields that a log adds to those of the message.
         record: list[str | int] = ["log_id", self.id, "log_attempts", self.attempts]
         if error is not None:
             text = dead_letter_record.said_by(error)
@@ -140,7 +140,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
         return record
 
     async def retry(self, delay_s: float, *, counts: bool) -> bool:
-        """Have the message handed out again after the delay; `counts` tells that this was an attempt."""
+        """Retry the message after the delay; with `counts`, this run counts as an attempt."""
         attempts = self.attempts if counts else self.attempts - 1
 
         async def step() -> bool:
@@ -152,7 +152,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
         return await self.consumer.settle(self, step)
 
     async def dead_letter(self, reason: Reason | None, error: BaseException | None) -> bool:
-        """Move the message to the dead letters, with all that is known of it."""
+        """Move the message to the dead letters, with everything known about it."""
 
         async def step() -> bool:
             return await self.write_dead_letter(reason or Reason.MAX_DELIVERIES, error)
@@ -160,7 +160,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
         return await self.consumer.settle(self, step)
 
     async def write_dead_letter(self, reason: Reason, error: BaseException | None) -> bool:
-        """Move the message to the dead letters in one try; False = it is somebody else's by now."""
+        """Move the message to the dead letters, without retries; False = it is no longer ours."""
         entry = Rejected(self.id, reason, error, self.deliveries, self.attempts, self.fields)
         settle = partial(self.slot.commands.dead_letter, self.id, is_deleted=True)
         return await self.consumer.dead_letter_writer.write(entry, self.slot.consumer, settle) is not None
@@ -168,7 +168,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
     # --- the lease ----------------------------------------------------------------------------------
 
     async def renew(self) -> bool:
-        """Begin the lease anew; False = it is somebody else's by now. Not tried beyond the end of the lease."""
+        """Renew the lease; False = it is no longer ours. Not retried after the lease has expired."""
         lease_s = self.consumer.settings.lease_s or 1.0
 
         async def step() -> bool:
@@ -181,7 +181,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
         return await self.consumer.persist(step, self.expires_at)
 
     async def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
-        """Renew the lease every interval from a thread, whatever the handler does to its event loop."""
+        """Renew the lease every interval from a thread, so that a handler that blocks its event loop keeps it."""
         now, taken_at = time.monotonic(), self.expires_at - (self.consumer.settings.lease_s or 0.0)
         lease = Lease(self, interval_s, taken_at + max_s, on_lost, connection_scope(), now + interval_s)
         leases = self.consumer.leases
@@ -195,25 +195,25 @@ class StreamDelivery(msgspec.Struct, eq=False):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """The lease of a message in hand that is renewed until its handler has ended."""
+    """The lease of a message, renewed until its handler has ended."""
 
     delivery: StreamDelivery
     interval_s: float
-    longest_until: float  # a handler that hangs is not waited for any longer
+    longest_until: float  # the leases of hung handlers are not renewed any longer
     on_lost: Callable[[str], None]
     scope: object
     due_at: float
 
 
 class QueueLeases(Renewable):
-    """Renews the leases of one queue when they are due, each with an end of its own, over the blocking transport.
+    """Renews the leases of one queue when each is due, over the blocking transport.
 
-    Guarantees: never tries beyond the end of a lease; tells, once, of a lease that is lost, that could not be renewed
-    in time, or that is renewed no longer because its handler took too long.
+    Guarantees: never renews an expired lease; reports once a lease that is lost, that could not be renewed in time, or
+    that is no longer renewed because its handler took too long.
     """
 
     def __init__(self, settings: ConnectionSettings, keys: StreamKeys, lease_s: float) -> None:
-        # No command may outlast a third of the lease: then there is time for another try.
+        # Commands time out after a third of the lease, which leaves time for another try.
         patience_s = max(_LEAST_PATIENCE_S, lease_s / 3)
         super().__init__(settings, keys.stream, lease_s, patience_s, f"leases of {keys.stream}", logger)
         self._keys, self._lease_s = keys, lease_s
@@ -225,14 +225,14 @@ class QueueLeases(Renewable):
         thread = self._thread
         with thread.changed:
             if not thread.has(self):
-                self._leases.clear()  # closed since, or those of the process that this one is forked from
+                self._leases.clear()  # closed since, or those of the parent of this forked process
                 self.start()
             self._leases.add(lease)
             if lease.due_at < thread.wakes_s:
                 thread.changed.notify_all()
 
     def leave(self, lease: Lease) -> None:
-        """Renew it no longer; nobody is told anything of it from here on."""
+        """Stop renewing it, and report nothing about it from now on."""
         with self._thread.changed:
             self._leases.discard(lease)
 
@@ -243,7 +243,7 @@ class QueueLeases(Renewable):
 
     @property
     def early_s(self) -> float:
-        """Each lease has a time of its own."""
+        """Each lease has its own due time."""
         return 0.0
 
     @property
@@ -264,12 +264,12 @@ class QueueLeases(Renewable):
         vanished = {it: one for it, one, (_, gone) in zip(tried, held, replies, strict=True) if gone}
         replies = checked((yield [one.hold(int(self._lease_s * 1000)) for one in vanished.values()]))
         lost |= {lease for lease, refused in zip(vanished, replies, strict=True) if refused}
-        self._tried = []  # or the last message would live until the next one is due
+        self._tried = []  # or the last message would not be freed until the next renewal
         for lease in lost:
             self._lose(lease, "lost the lease to another consumer")
         renewed = [lease for lease in tried if lease not in lost]
         for lease in renewed:
-            lease.delivery.expires_at = now + self._lease_s  # from before the command: rather too early than too late
+            lease.delivery.expires_at = now + self._lease_s  # from before the command: better too early than too late
         if renewed:
             tell(self._tell_renewed, renewed)
 
@@ -284,7 +284,7 @@ class QueueLeases(Renewable):
         return False
 
     def failed(self, error: Exception) -> None:
-        """Take note that leases were not renewed."""
+        """Handle failed renewals."""
         tried, self._tried = self._tried, []
         if not isinstance(error, PenstockError):
             super().failed(error)
@@ -307,6 +307,6 @@ class QueueLeases(Renewable):
     def _lose(self, lease: Lease, reason: str) -> None:
         with self._thread.changed:
             if lease not in self._leases:
-                return  # settled while the command was under way
+                return  # settled meanwhile
             self._leases.discard(lease)
         tell(lease.on_lost, reason)

@@ -1,1 +1,1 @@
-"""The door to Redis: the only package that imports redis-py."""
+"""All access to Redis; the only package that imports redis-py."""

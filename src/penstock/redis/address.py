@@ -37,7 +37,7 @@ _EXAMPLES: Final[Mapping[Kind, str]] = {
 
 @dataclass(frozen=True)
 class Address:
-    """Where Redis is and how to log in there; its text leaves out the login, whose name may be a password."""
+    """Where Redis is and how to log in. The repr omits the login: even its user name may be a password."""
 
     kind: Kind
     hosts: tuple[tuple[str, int], ...] = ()
@@ -86,7 +86,7 @@ def _split_scheme(url: str) -> tuple[Kind, bool, str]:
         return *meaning, rest
     if not separator:
         raise ConfigurationError(f"the Redis URL has no scheme: start it with one of {known}")
-    # Only what looks like a scheme is repeated: a password may hold "://" as well.
+    # Quote only what looks like a scheme: a password may contain "://" as well.
     shown = repr(scheme) if len(scheme) <= 20 and scheme.replace("+", "").replace("-", "").isalnum() else "of the URL"
     close = difflib.get_close_matches(scheme.lower(), SCHEMES, n=1)
     hint = f"did you mean {close[0]}://? " if close else ""
@@ -175,7 +175,7 @@ def _parse_host(kind: Kind, place: str, default_port: int) -> tuple[str, int]:
 
 def _parse_port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 65_535):
-        # Not repeated: in "redis://user:password" without a host it is the password.
+        # Not quoted: in "redis://user:password", which has no host, it is the password.
         raise ConfigurationError("the port in the Redis URL, after the host, must be a number from 1 to 65535")
     return int(text)
 

@@ -1,7 +1,7 @@
 """The transport, asyncio half: one pipelined connection over hiredis.
 
-redis-py makes the connection; then the socket is ours: its asyncio layer costs six to twenty times what the same bytes
-cost here. The twin is blocking.py.
+redis-py opens the connection, then this module takes over its socket: the asyncio layer of redis-py takes six to twenty
+times as long for the same bytes. The twin is blocking.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHUNK = 1 << 16
 
 
 class _Expected:
-    """The replies that one caller waits for."""
+    """The replies that one caller awaits."""
 
     __slots__ = ("count", "deadline", "future", "on_reply", "replies")
 
@@ -43,7 +43,7 @@ class _Expected:
         self.replies: list[Reply] = []
 
     def add(self, reply: Reply) -> bool:
-        """Take the next reply; True = that was the last one."""
+        """Take the next reply; return whether it was the last one."""
         self.replies.append(reply)
         if self.on_reply is not None:
             self.on_reply(len(self.replies) - 1, reply)
@@ -54,7 +54,7 @@ class _Expected:
         return True
 
     def fail(self, error: PenstockError) -> None:
-        """Tell the caller that no reply will come."""
+        """Raise the error in the caller, as no reply will come."""
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -68,35 +68,35 @@ class _Answer:
         self.on_answer, self.count, self.deadline = on_answer, count, deadline
 
     def add(self, reply: Reply) -> bool:
-        """Hand the reply over; True = that was the last one."""
+        """Pass the reply on; return whether it was the last one."""
         self.on_answer(reply)
         self.count -= 1
         return self.count == 0
 
     def fail(self, error: PenstockError) -> None:
-        """Hand the error over in place of every reply that has not come."""
+        """Pass the error on in place of each missing reply."""
         while self.count:
             self.add(error)
 
 
 class _Turn:
-    """One turn of an event loop: a task that never has to wait would keep all others from running."""
+    """Limits one turn of an event loop: a task that never has to wait would starve all others."""
 
     _LONGEST_S = 0.0005
     _all: ClassVar[weakref.WeakValueDictionary[int, _Turn]] = weakref.WeakValueDictionary()  # by the id of the loop
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Held by its connections, and by nobody else: it keeps the loop alive.
+        # Referenced only by its connections, because it keeps the loop alive.
         self._call_soon, self._time = loop.call_soon, loop.time
-        self._until_s = 0.0  # 0 = nobody has looked for a reply in this turn yet
+        self._until_s = 0.0  # 0 = no connection has looked for a reply in this turn yet
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> _Turn:
-        """Return the turns of a loop, which all its connections share."""
+        """Return the object that all connections of a loop share."""
         return cls._all.setdefault(id(loop), cls(loop))
 
     def has_time(self) -> bool:
-        """Tell whether this turn may go on without a wait."""
+        """Return whether this turn may continue without waiting."""
         if self._until_s:
             return self._time() < self._until_s
         self._until_s = self._time() + self._LONGEST_S
@@ -126,11 +126,11 @@ class Connection(asyncio.Protocol):
         self._timer_s = math.inf
         self._overdue_s = math.inf
         self._keep: object = None
-        self._file = -1  # of the socket, where its bytes are the replies themselves
+        self._file = -1  # descriptor of the socket, unless it uses TLS
         self._spin_reads = SpinReads()
         self._turn = _Turn.of(self._loop)
         self.client_id = 0  # unknown
-        self.has_timed_out = False  # so the server may execute what was sent last even now
+        self.has_timed_out = False  # so the server may still execute the last command
 
     @property
     def is_open(self) -> bool:
@@ -145,9 +145,9 @@ class Connection(asyncio.Protocol):
             self._file = transport.get_extra_info("socket").fileno()
 
     async def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
-        """Send one command and return its reply; raise what an error reply says."""
+        """Send one command and return its reply; raise an error reply."""
         if not self._unsent:
-            self._loop.call_soon(self._flush)  # what others send in this turn of the loop goes along
+            self._loop.call_soon(self._flush)  # together with what others send in this turn of the loop
         reply = (await self._send(pack(command), 1, timeout_s, None))[0]
         if isinstance(reply, PenstockError):
             raise reply
@@ -158,33 +158,33 @@ class Connection(asyncio.Protocol):
     ) -> list[Reply]:
         """Send commands in one write and return their replies; an error reply is returned, not raised.
 
-        `on_reply` is told each reply as it comes: the last command may block for long.
+        `on_reply` is called with each reply as it arrives, because the last command may block for long.
         """
         if not commands:
             return []
         packed = b"".join([pack(command) for command in commands])
         future = self._send(packed, len(commands), timeout_s, on_reply)
-        self._flush()  # a pipeline is a batch already: nothing is gained by waiting for more
+        self._flush()  # a pipeline is already a batch: do not wait for more
         self._spin_read()
         return await future
 
     def post(self, on_answer: Callable[[Reply], None], *commands: Command) -> None:
-        """Send commands now, in one write; `on_answer` gets each reply, or the error instead, when it is there."""
-        packed = b"".join([pack(command) for command in commands])  # first: what cannot be packed is not waited for
+        """Send commands now, in one write; `on_answer` is called with each reply, or the error, as it arrives."""
+        packed = b"".join([pack(command) for command in commands])  # first, because it may raise
         self._expect(_Answer(on_answer, len(commands), self._loop.time() + self._timeout_s))
         self._unsent.append(packed)
         self._flush()
         self._spin_read()
 
     def _spin_read(self) -> None:
-        # A lone request to a server nearby is answered in the time that it takes to go to sleep and wake up again: to
-        # look for the reply for a moment costs less processor time than to wait for it, and a quarter of the wall time.
+        # A server nearby answers a single request in the time that it takes to fall asleep and wake up. Polling for the
+        # reply takes less processor time than sleeping, and a quarter of the wall time.
         if self._file < 0 or len(self._expected) != 1 or not self._spin_reads.is_worthwhile():
             return
         if self._turn.has_time():
             self._look()
         else:
-            self._loop.call_soon(self._look)  # when everybody else who is ready has had a turn
+            self._loop.call_soon(self._look)  # after all other ready tasks have run
 
     def _look(self) -> None:
         transport = self._transport
@@ -192,13 +192,13 @@ class Connection(asyncio.Protocol):
             return
         data = spin_read(self._file, _CHUNK)
         self._spin_reads.note(bool(data))
-        if data:  # the event loop sees the end of the stream too
+        if data:  # at the end of the stream, the event loop closes the connection
             self._take_in(data)
 
     def _take_in(self, data: bytes) -> None:
         try:
             self.data_received(data)
-        except BaseException as error:  # as asyncio itself treats a protocol that fails
+        except BaseException as error:  # asyncio, too, closes the connection when a protocol fails
             self._break(ConnectionLost(f"the connection to Redis at {self.where} was closed: {error!r}"))
             raise
 
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
             self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser and hand complete replies to those who wait, oldest first."""
+        """Feed the parser, and pass complete replies to the callers in order."""
         reader, expected = self._reader, self._expected
         try:
             reader.feed(data)
@@ -237,25 +237,25 @@ class Connection(asyncio.Protocol):
                     if not first.add(reply):
                         expected.appendleft(first)
                 except BaseException:
-                    expected.appendleft(first)  # asyncio closes the connection now, and whoever waits is told
+                    expected.appendleft(first)  # asyncio now closes the connection, which fails all callers
                     raise
             if reader.has_data():
-                raise hiredis.ProtocolError("a reply that nobody asked for")
+                raise hiredis.ProtocolError("a reply without a request")
         except hiredis.ProtocolError as error:
             self._break(ConnectionLost(f"Redis at {self.where} sent an invalid RESP reply: {error}"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody who waits."""
+        """Fail all callers."""
         self._break(ConnectionLost(f"the connection to Redis at {self.where} broke: {exc or 'closed by the server'}"))
 
     def _check_deadline(self) -> None:
-        # One timer per connection instead of one per call: it goes off for the caller with the least patience.
+        # One timer per connection instead of one per call, set to the earliest deadline.
         self._timer, self._timer_s = None, math.inf
         if not self._expected:
             return
         deadline = min(expected.deadline for expected in self._expected)
         if self._loop.time() >= deadline and self._overdue_s != deadline:
-            # The loop looks for replies before it comes back here: they may be there, and this process stood still.
+            # Let the loop read first: if this process was suspended, the replies may have arrived.
             self._overdue_s = deadline
             self._set_timer(self._loop.time())
         elif self._loop.time() >= deadline:
@@ -282,12 +282,12 @@ class Connection(asyncio.Protocol):
             self._expected.popleft().fail(error)
 
     def abort(self) -> None:
-        """Close at once; whoever waits gets ConnectionLost."""
+        """Close immediately; waiting callers get ConnectionLost."""
         if self._transport is not None:
             self._break(ConnectionLost(f"the connection to Redis at {self.where} was closed by this process"))
 
     def abort_from_outside(self) -> None:
-        """Close at once, from any thread."""
+        """Close immediately, from any thread."""
         call_in_loop(self._loop, self.abort)
 
     async def close(self) -> None:
@@ -296,12 +296,12 @@ class Connection(asyncio.Protocol):
 
 
 def no_retry() -> Retry:
-    """Return the rule that the driver never repeats anything: what may be repeated is decided in retry.py."""
+    """Return the setting that makes redis-py never retry: retry.py decides what is retried."""
     return Retry(NoBackoff(), 0)
 
 
 async def connect(settings: ConnectionSettings, host: Host) -> Connection:
-    """Open a connection. redis-py connects and logs in (TCP, TLS, AUTH, SELECT), then the socket is ours."""
+    """Open a connection. redis-py connects and logs in (TCP, TLS, AUTH, SELECT), then hands over its socket."""
     where = settings.where_is(host)
     options = settings.driver_options() | {"retry": no_retry(), "db": settings.db}
     if settings.path:
@@ -316,7 +316,7 @@ async def connect(settings: ConnectionSettings, host: Host) -> Connection:
     except (OSError, TimeoutError, driver.RedisError) as error:
         await made.disconnect(nowait=True)
         raise connect_error(error, where) from error
-    except BaseException:  # cancelled: the half-open connection is nobody's
+    except BaseException:  # cancelled
         await made.disconnect(nowait=True)
         raise
     connection = Connection(settings.socket_timeout_s, where)
@@ -327,10 +327,9 @@ async def connect(settings: ConnectionSettings, host: Host) -> Connection:
 
 
 async def _heeded(step: Awaitable[T]) -> T:
-    """Wait for something that redis-py does, and be cancelled even if it swallows that.
+    """Await a step of redis-py, and raise a cancellation that it swallowed.
 
-    It waits with asyncio.wait_for(), which before Python 3.12 forgets a cancellation that comes in the moment in which
-    it is done: whoever was cancelled would go on for ever.
+    redis-py uses asyncio.wait_for(), which before Python 3.12 loses a cancellation that arrives just as it finishes.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task is not None else 0

@@ -21,7 +21,7 @@ class _Attempt:
         self._loop = asyncio.get_running_loop()
 
     def abort_from_outside(self) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for it."""
         call_in_loop(self._loop, self._abort)
 
     def _abort(self) -> None:

@@ -40,11 +40,11 @@ class Connection:
         self._reader = hiredis.Reader(replyError=error_reply)
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
-        self._file = -1  # of the socket, where its bytes are the replies themselves
+        self._file = -1  # descriptor of the socket, unless it uses TLS
         self._spin_reads = SpinReads()
-        self._aborted: socket.socket | None = None  # to be closed when nobody reads it any more
+        self._aborted: socket.socket | None = None  # to be closed once no thread reads from it
         self.client_id = 0  # unknown
-        self.has_timed_out = False  # so the server may execute what was sent last even now
+        self.has_timed_out = False  # so the server may still execute the last command
 
     @property
     def is_open(self) -> bool:
@@ -56,10 +56,10 @@ class Connection:
         connected.settimeout(self._timeout_s)
         self._socket = connected
         if not isinstance(connected, ssl.SSLSocket):
-            self._file = connected.fileno()  # which the timeout made one that never blocks
+            self._file = connected.fileno()  # non-blocking because of the timeout
 
     def call(self, *command: bytes | str | int, timeout_s: float | None = None) -> Reply:
-        """Send one command and return its reply; raise what an error reply says."""
+        """Send one command and return its reply; raise an error reply."""
         reply = self._exchange(pack(command), 1, timeout_s, None)[0]
         if isinstance(reply, PenstockError):
             raise reply
@@ -70,13 +70,13 @@ class Connection:
     ) -> list[Reply]:
         """Send commands in one write and return their replies; an error reply is returned, not raised.
 
-        `on_reply` is told each reply as it comes: the last command may block for long.
+        `on_reply` is called with each reply as it arrives, because the last command may block for long.
         """
         packed = b"".join([pack(command) for command in commands])
         return self._exchange(packed, len(commands), timeout_s, on_reply)
 
     def post(self, on_answer: Callable[[Reply], None], *commands: Command) -> None:
-        """Send commands in one write; `on_answer` gets each reply, or the error that came instead."""
+        """Send commands in one write; `on_answer` is called with each reply, or the error in its place."""
         packed = b"".join([pack(command) for command in commands])
         try:
             replies = self._exchange(packed, len(commands), None, None)
@@ -86,14 +86,14 @@ class Connection:
             on_answer(reply)
 
     def send(self, packed: bytes) -> None:
-        """Write packed commands and do not wait: receive() brings the replies.
+        """Write packed commands without waiting; receive() returns the replies.
 
-        For an owner who has the connection for itself: with call() or pipeline() in between, replies get mixed up.
+        Only for a connection that is not shared: a call() or pipeline() in between would mix up the replies.
         """
         self._exchange(packed, 0, None, None)
 
     def receive(self, count: int) -> list[Reply]:
-        """Return that many replies to what was sent; an error reply is returned, not raised."""
+        """Return the next `count` replies; an error reply is returned, not raised."""
         return self._exchange(b"", count, None, None)
 
     def _exchange(self, packed: bytes, count: int, timeout_s: float | None, on_reply: OnReply | None) -> list[Reply]:
@@ -117,7 +117,7 @@ class Connection:
                     if on_reply is not None:
                         on_reply(len(replies) - 1, replies[-1])
                 if packed and count and self._reader.has_data():
-                    raise hiredis.ProtocolError("a reply that nobody asked for")  # which of them was ours?
+                    raise hiredis.ProtocolError("a reply without a request")  # and it is unclear which one was ours
                 return replies
             except TimeoutError:
                 self.has_timed_out = True
@@ -126,12 +126,12 @@ class Connection:
                 text = f"the connection to Redis at {self.where} broke: {error}"
                 raise self._broken(ConnectionLost(text)) from error
             except BaseException:
-                # KeyboardInterrupt between request and reply: the connection is out of step from here on.
+                # KeyboardInterrupt between request and reply: the next reply would be the wrong one.
                 self.abort()
                 raise
 
     def _write(self, connected: socket.socket, packed: bytes) -> None:
-        # Straight to the file as long as there is room in its buffer: send() asks for that first, every time.
+        # Write to the descriptor while its buffer has room: send() would poll for that first, every time.
         written = 0
         if self._file >= 0:
             try:  # noqa: SIM105  contextlib.suppress() costs as much as packing the command
@@ -153,10 +153,10 @@ class Connection:
         return reply
 
     def _spin_read(self) -> bytes | None:
-        # As in the twin: looking for the reply for a moment costs less than to sleep and be woken by it.
+        # As in the twin: polling for a moment is cheaper than sleeping until the reply arrives.
         if self._file < 0 or not self._spin_reads.is_worthwhile():
             return None
-        data = spin_read(self._file, _CHUNK)  # recv() itself waits, whatever its flags, when there is a timeout
+        data = spin_read(self._file, _CHUNK)  # with a timeout, recv() waits, whatever its flags
         self._spin_reads.note(data is not None)
         return data
 
@@ -165,7 +165,7 @@ class Connection:
         return error
 
     def abort(self) -> None:
-        """Close at once, from any thread; whoever waits gets ConnectionLost."""
+        """Close immediately, from any thread; a waiting caller gets ConnectionLost."""
         connected, self._socket, self._file = self._socket, None, -1
         if connected is not None:
             self._aborted = connected
@@ -174,12 +174,12 @@ class Connection:
             self._close_aborted()
 
     def abort_from_outside(self) -> None:
-        """Close at once, from any thread: as in the twin."""
+        """Close immediately, from any thread; as in the twin."""
         self.abort()
 
     def _close_aborted(self) -> None:
-        # Not while a thread is reading: the number of a closed file goes to the next one that is opened. Whoever has
-        # the lock looks here once more when it has given it back, so that the last one out closes it.
+        # Not while a thread is reading: the descriptor of a closed socket is reused by the next file. The thread that
+        # has the lock comes here again after releasing it.
         if self._lock.acquire(blocking=False):
             try:
                 aborted, self._aborted = self._aborted, None
@@ -199,7 +199,7 @@ def _receive(connected: socket.socket, deadline: float) -> bytes:
         connected.settimeout(remaining)
         with contextlib.suppress(TimeoutError):
             return connected.recv(_CHUNK)
-    # What is there is not late, if it was this process that stood still.
+    # Accept what has arrived: this process may have been suspended.
     connected.settimeout(0)
     try:
         return connected.recv(_CHUNK)
@@ -208,12 +208,12 @@ def _receive(connected: socket.socket, deadline: float) -> bytes:
 
 
 def no_retry() -> Retry:
-    """Return the rule that the driver never repeats anything: what may be repeated is decided in retry.py."""
+    """Return the setting that makes redis-py never retry: retry.py decides what is retried."""
     return Retry(NoBackoff(), 0)
 
 
 def connect(settings: ConnectionSettings, host: Host) -> Connection:
-    """Open a connection. redis-py connects and logs in (TCP, TLS, AUTH, SELECT), then the socket is ours."""
+    """Open a connection. redis-py connects and logs in (TCP, TLS, AUTH, SELECT), then hands over its socket."""
     where = settings.where_is(host)
     options = settings.driver_options() | {"retry": no_retry(), "db": settings.db}
     # The handshake is part of connecting and gets the connect timeout, not that of commands.

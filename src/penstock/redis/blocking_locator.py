@@ -14,7 +14,7 @@ from penstock.redis.topology import Masters
 
 
 class _Attempt:
-    """A connection that is being opened. Nothing can end that from outside, so it is left to a thread of its own."""
+    """A connection that a thread opens, because connecting cannot be interrupted."""
 
     def __init__(self, settings: ConnectionSettings, host: Host) -> None:
         self._settings, self._host = settings, host
@@ -37,17 +37,17 @@ class _Attempt:
     def _connect(self) -> None:
         try:
             connection = connect(self._settings, self._host)
-        except BaseException as error:  # raised where it is waited for
+        except BaseException as error:  # raised by result()
             with suppress(InvalidStateError):
                 self._made.set_exception(error)
             return
         try:
             self._made.set_result(connection)
         except InvalidStateError:
-            connection.close()  # nobody waits any more
+            connection.close()  # no caller is waiting
 
     def abort_from_outside(self) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for it."""
         with suppress(InvalidStateError):
             self._made.set_exception(MasterReplaced(self._host))
 

@@ -1,4 +1,4 @@
-"""BlockingRead: a connection on which reads wait at the server until something comes, or somebody wakes them."""
+"""BlockingRead: a connection for reads that wait at the server until an entry arrives or they are woken."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _TRIES = 3
 class BlockingRead:
     """One read at a time from the server of a key.
 
-    Guarantees: a read is sent once. One that was cancelled or timed out may be executed even later, and hand something
-    to nobody; after kill_abandoned() it is not, so that a look then tells all that it handed out.
+    Guarantees: a read is sent once. A cancelled or timed-out read may still be executed, and its reply is lost; after
+    kill_abandoned() it no longer can be, so that a check then finds everything that it delivered.
     """
 
     def __init__(self, client: StreamClient, key: str) -> None:
         self._client, self._key = client, key
         self.connection: Connection | None = None
         self.is_under_way = False
-        self._abandoned: Connection | None = None  # its last read may be on its way still
+        self._abandoned: Connection | None = None  # its last read may still be in transit
 
     @property
     def is_open(self) -> bool:
@@ -33,18 +33,18 @@ class BlockingRead:
         return self.connection is not None and self.connection.is_open
 
     async def open(self, asked: Host | None = None, *along: Command) -> None:
-        """Connect to the server of the key, or to the one that a cluster said to ask; send further commands along."""
+        """Connect to the server of the key, or to the one that an ASK reply named; send `along` in the same write."""
         connection = await self._client.dedicated(self._key, asked)
         try:
             number = (await connection.pipeline([("CLIENT", "ID"), *along]))[0]
         except BaseException:
-            connection.abort()  # nobody knows of it yet
+            connection.abort()
             raise
-        connection.client_id = number if isinstance(number, int) else 0  # it may be forbidden to ask
+        connection.client_id = number if isinstance(number, int) else 0  # the ACL may forbid CLIENT ID
         self.connection = connection
 
     async def call(self, command: Command, timeout_s: float) -> Reply:
-        """Send a read, on a new connection where none is open, and return its reply; raise what an error says."""
+        """Send a read, opening a connection if needed, and return its reply; raise an error reply."""
         if not self.is_open:
             await self.open()
         reply = (await self.send([command], timeout_s))[0]
@@ -54,7 +54,7 @@ class BlockingRead:
         return reply
 
     async def send(self, commands: Sequence[Command], timeout_s: float, on_reply: OnReply | None = None) -> list[Reply]:
-        """Send commands of which the last one reads, as Connection.pipeline() does."""
+        """Send commands, the last of which reads, as Connection.pipeline() does."""
         assert self.connection is not None, "open() comes first"
         self.is_under_way = True
         try:
@@ -66,7 +66,7 @@ class BlockingRead:
             self.is_under_way = False
 
     async def wake(self) -> bool:
-        """Let a read that waits return now; False = none does, it is forbidden, or Redis is away."""
+        """Make a waiting read return now; return False if there is none, or the server could not be asked."""
         connection = self.connection
         if not self.is_under_way or connection is None or not connection.client_id:
             return False
@@ -78,12 +78,12 @@ class BlockingRead:
             with suppress(PenstockError):
                 shared = await self._client.connection(self._key)
                 if shared.where != connection.where:
-                    return False  # there, the number is somebody else's
+                    return False  # there, the id is that of another client
                 return bool((await shared.pipeline(commands))[-1] == 1)
         return False
 
     def abort(self) -> None:
-        """Break the connection off, and the read under way with it."""
+        """Close the connection immediately, and with it the read under way."""
         if self.connection is not None:
             is_known = self.connection.is_open or self.connection.has_timed_out  # else the server has hung up
             if is_known and self.is_under_way:
@@ -96,6 +96,6 @@ class BlockingRead:
             await self.connection.close()
 
     async def kill_abandoned(self) -> None:
-        """Keep a read that was given up from being executed later."""
+        """Make sure that an abandoned read is not executed later."""
         abandoned, self._abandoned = self._abandoned, None
         await self._client.kill_abandoned(self._key, abandoned)

@@ -1,4 +1,4 @@
-"""What the server can do, asked of the server itself: version strings lie (Valkey 9.1 says 7.2.4)."""
+"""What the server supports, determined from its commands: version strings mislead (Valkey 9.1 reports 7.2.4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MINIMUM = "XAUTOCLAIM"  # came with 6.2, as did XTRIM MINID and XPENDING IDLE, w
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What one server can do and how it keeps its data; None = the server would not say."""
+    """What one server supports and how it stores its data; None = it may not be asked."""
 
     version: str
     product: str
@@ -24,7 +24,7 @@ class Capabilities:
     eviction_policy: str | None
 
     def has(self, command: str) -> bool:
-        """Tell whether the server knows one of the newer commands that were probed."""
+        """Return whether the server has one of the newer commands that were probed."""
         return command.upper() in self.commands
 
     def check_local_durability(self) -> None:
@@ -38,7 +38,7 @@ class Capabilities:
 
     @property
     def may_evict(self) -> bool:
-        """Whether the server may throw whole streams away when memory is short."""
+        """Whether the server may evict whole streams when memory is short."""
         return self.eviction_policy is not None and self.eviction_policy.startswith("allkeys")
 
 
@@ -49,12 +49,12 @@ def parse_info(text: str) -> dict[str, str]:
 
 
 def known_commands(names: Sequence[str], replies: Sequence[object]) -> frozenset[str]:
-    """Return the names for which COMMAND INFO gave an answer."""
+    """Return the names that COMMAND INFO knows."""
     return frozenset(name for name, reply in zip(names, replies, strict=False) if reply)
 
 
 def describe(info: dict[str, str], commands: frozenset[str], config: dict[str, str]) -> Capabilities:
-    """Put the answers together."""
+    """Combine the replies."""
     is_valkey = "valkey_version" in info
     append_only = info.get("aof_enabled")
     return Capabilities(

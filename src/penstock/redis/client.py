@@ -1,4 +1,4 @@
-"""StreamClient: one way to Redis for producers, consumers and groups."""
+"""StreamClient: access to Redis for producers, consumers and groups."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _SHORT_REST_S = 0.05
 class StreamClient:
     """A client for one Redis or Valkey server, cluster or Sentinel group.
 
-    Connects when it is first used. Connections belong to the event loop in which they were opened, so that one client
-    may serve several loops one after the other. Whoever made the client closes it; producers and consumers never do.
+    Connects on first use. Connections belong to the event loop that opened them, so one client may serve several loops
+    in succession. Close the client yourself: producers and consumers never do.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class StreamClient:
     def from_url(cls, url: str, **options: Any) -> Self:
         """Create a client from a URL: redis, rediss, unix, redis+cluster, rediss+cluster, redis+sentinel or embedded.
 
-        Options are those of the constructor; they win over what the URL says.
+        Takes the options of the constructor, which override those of the URL.
         """
         address = parse_url(url)
         given = {**address.options, **options}
@@ -158,7 +158,7 @@ class StreamClient:
     def embedded(cls, directory: str | None = None, prefix: str = "", **options: Any) -> Self:
         """Start a private server on a unix socket and create a client for it; close() stops the server.
 
-        With a directory the data is kept there between runs.
+        With a directory, the data is kept there between runs.
         """
         server = EmbeddedServer(directory=directory, persistent=directory is not None)
         server.start()
@@ -190,7 +190,7 @@ class StreamClient:
                 del self._by_loop[owner]
                 await connections.end()
             else:
-                call_in_loop(owner, connections.abort)  # another thread's; the rest is closed when its event loop ends
+                call_in_loop(owner, connections.abort)  # of another thread; the rest is closed when its event loop ends
         if self._server is not None:
             self._server.stop()
 
@@ -201,7 +201,7 @@ class StreamClient:
             call_in_loop(owner, connections.abort)
 
     def __repr__(self) -> str:
-        """Show where the client leads, without secrets."""
+        """Show the address, without secrets."""
         return f"StreamClient({self.settings.kind} {self.settings.where})"
 
     # --- names --------------------------------------------------------------------------------------
@@ -237,12 +237,12 @@ class StreamClient:
         return connections
 
     async def connection(self, key: str, asked: Host | None = None) -> Connection:
-        """Return the shared connection to the server of the key, or to the one that a cluster said to ask."""
+        """Return the shared connection to the server of the key, or to the one that an ASK reply named."""
         connections = await self._connections()
         return await connections.to(asked or await connections.locator.locate(key))
 
     def ready(self) -> Connection | None:
-        """Return the shared connection if it is open and there is only one server it could lead to."""
+        """Return the shared connection if it is open and this is not a cluster or Sentinel client."""
         settings, connections = self.settings, self._by_loop.get(connection_scope())
         if connections is None or self._is_closed or settings.kind not in ("single", "unix"):
             return None
@@ -259,7 +259,7 @@ class StreamClient:
         return await (await self._connections()).locator.masters()
 
     async def dedicated(self, key: str, asked: Host | None = None) -> Connection:
-        """Open a connection as above for the caller alone; it is closed with the client at the latest."""
+        """Open a connection for the caller alone; closing the client closes it, too."""
         connections = await self._connections()
         return await connections.open(asked or await connections.locator.locate(key))
 
@@ -279,9 +279,9 @@ class StreamClient:
     async def call(
         self, key: str, *command: bytes | str | int, repeat: Repeat = Repeat.READ, waits: bool = True
     ) -> Reply:
-        """Send a command to the server of the key; repeat it after a failure where its class allows that.
+        """Send a command to the server of the key; retry it after failures as `repeat` allows.
 
-        A server that is busy for a moment is waited for, unless `waits` is false.
+        Also retries while the server is busy, for a few seconds, unless `waits` is false.
         """
         return (await self._deliver(key, command, repeat, waits))[0]
 
@@ -325,8 +325,8 @@ class StreamClient:
 
     @staticmethod
     def _is_hopeless(error: PenstockError, connection: Connection | None, failures: int, busy_until: float) -> bool:
-        # An error reply passes with time, a broken connection is tried a few times, an absent or mute server is told at
-        # once. One that broke while it was being greeted is a broken one.
+        # Temporary error replies are retried for some time, broken connections a few times, a server that cannot be
+        # reached or does not answer not at all. A connection that breaks during its handshake counts as broken.
         has_broken = isinstance(error.__cause__, ConnectionLost) and not isinstance(error.__cause__, CommandTimeout)
         is_absent = isinstance(error, ConnectionFailed) and not isinstance(error, MasterReplaced)
         if is_absent and connection is None and not has_broken:
@@ -337,7 +337,7 @@ class StreamClient:
     async def leave(self, connection: Connection | None, error: PenstockError) -> None:
         """Drop the connection to a server after an error which means that another one may serve the key."""
         if isinstance(error, ReadOnlyServer) and connection is not None:
-            connection.abort()  # it was made a replica and hangs up on nobody: its name may lead elsewhere already
+            connection.abort()  # a replica keeps connections open, and its name may lead elsewhere
         if isinstance(error, Redirected) and error.moved_to is not None:
             (await self._connections()).locator.move(error.slot, error.moved_to)
             return
@@ -348,12 +348,13 @@ class StreamClient:
     async def kill_abandoned(self, key: str, connection: Connection | None) -> None:
         """Make the server close an abandoned connection, whose last command may still be in transit.
 
-        Best effort: where it is forbidden, or Redis is away, the lease of what was handed out to nobody must run out.
+        Best effort: if the ACL forbids it or Redis is down, messages that were delivered to it wait for their lease to
+        expire.
         """
         if connection is None or not connection.client_id:
             return
         with suppress(PenstockError):
-            if (await self.connection(key)).where == connection.where:  # elsewhere the number is somebody else's
+            if (await self.connection(key)).where == connection.where:  # elsewhere the id is that of another client
                 await self.call(key, "CLIENT", "KILL", "ID", connection.client_id)
 
     async def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
@@ -373,7 +374,7 @@ class StreamClient:
         if self._capabilities is None:
             names = (MINIMUM, *PROBED)
             told = await self._if_allowed("COMMAND", "INFO", *names)
-            # Where it may not be asked, the server is taken for the oldest that is supported.
+            # If COMMAND INFO is forbidden, assume the oldest supported server.
             commands = frozenset({MINIMUM}) if told is None else known_commands(names, told)
             info = parse_info((await self._if_allowed("INFO") or b"").decode())
             config: dict[str, str] = {}
@@ -394,7 +395,7 @@ class StreamClient:
 
 
 def check_client(client: object) -> None:
-    """Raise ConfigurationError unless this is a StreamClient of this half."""
+    """Raise ConfigurationError unless this is a StreamClient of the same API, async or sync."""
     if not isinstance(client, StreamClient):
         half = "penstock" if IS_ASYNC else "penstock.sync"
         raise ConfigurationTypeError(

@@ -1,4 +1,4 @@
-"""Keeps dead letters within their limits: called after some were written, and by the chores of a group."""
+"""Keeps dead letters within their limits: called after new records, and by the chores of a group."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class _Stream:
 class DeadLetterRetention:
     """Applies the limits of one client to the dead letters that it writes.
 
-    Guarantees: no error of the server is raised, for the dead letter itself is written. What is removed is counted, and
-    logged now and then.
+    Guarantees: raises no error of the server, because the dead letter itself is already written. Removed records are
+    counted, and logged from time to time.
     """
 
     def __init__(self, client: StreamClient, limits: DeadLetterLimits) -> None:
@@ -43,11 +43,11 @@ class DeadLetterRetention:
 
     @property
     def removed(self) -> dict[str, int]:
-        """How many this client has removed, by stream of dead letters."""
+        """The number of records that this client has removed, by dead-letter stream."""
         return {key: stream.removed for key, stream in list(self._streams.items()) if stream.removed}
 
     async def after(self, key: str, written: int = 1, counts: str | None = None) -> int:
-        """Apply the limits if it is time after so many new records; return how many old ones were removed.
+        """Apply the limits if they are due after `written` records; return how many old ones were removed.
 
         `counts` is a hash of the server in which they are counted.
         """

@@ -1,4 +1,4 @@
-"""Which kind of object of redis-py something is. Shared by both halves: each must know those of the other."""
+"""Distinguishes the objects of redis-py. Shared by the async and sync APIs: each must recognize those of the other."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _PIPELINES = (
 
 
 class DriverClient(Protocol):
-    """A client of redis-py, blocking or asyncio, of one server or of a cluster."""
+    """A redis-py client, blocking or asyncio, for one server or a cluster."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Send a command."""
 
 
 def is_pipeline(client: Any) -> bool:
-    """Tell whether it collects commands, and sends none by itself."""
+    """Return whether it is a pipeline."""
     return isinstance(client, _PIPELINES)
 
 
 def is_sentinel(client: Any) -> bool:
-    """Tell whether it leads to Sentinels, and not to a server with data."""
+    """Return whether it connects to Sentinels rather than to a server with data."""
     return isinstance(client, (blocking_sentinel.Sentinel, asyncio_sentinel.Sentinel))
 
 
 def is_awaited(client: Any) -> bool:
-    """Tell whether it is of the asyncio half of redis-py.
+    """Return whether it is an asyncio client.
 
-    By what it connects with, where that can be seen: the methods of a client that wraps another may be anything.
+    Judged by its connection class where that is visible: a wrapper may have any methods.
     """
     pool, nodes = getattr(client, "connection_pool", None), getattr(client, "nodes_manager", None)
     if isinstance(pool, redis.asyncio.ConnectionPool) or isinstance(nodes, asyncio_cluster.NodesManager):

@@ -182,7 +182,7 @@ class EmbeddedServer:
                 cwd=data,
                 pass_fds=[lock.fileno()],  # the server holds the lock for as long as it lives
                 start_new_session=True,  # Ctrl-C is for us; the server outlives our own clean-up
-                umask=0o077,  # its files hold every message
+                umask=0o077,  # its files contain every message
             )
             _tell(self._watchdog, str(self._process.pid))
 
@@ -248,8 +248,8 @@ class EmbeddedServer:
 def free_port() -> int:
     """Returns a loopback TCP port that is free, and whose cluster bus port (10000 above) is free as well.
 
-    It is this process's for as long as it asks for fewer than a hundred others: another process that looks before the
-    port is opened, or while its server is down, gets a different one.
+    It stays reserved for this process until it asks for a hundred others: another process that looks before the port is
+    opened, or while its server is down, gets a different one.
     """
     for port in random.SystemRandom().sample(_PORTS, _PORT_TRIES):
         reservation = _reserve(port)
@@ -265,7 +265,7 @@ def free_port() -> int:
 
 
 def _reserve(port: int) -> int | None:
-    """Returns a file descriptor that reserves the port: of the UDP port of that number, which nobody else uses."""
+    """Returns a file descriptor that reserves the port, by binding the UDP port of the same number."""
     attempt = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         attempt.bind((LOOPBACK, port))
@@ -311,7 +311,7 @@ def _locked(data: Path) -> IO[bytes]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # A server whose owner has just died may still be on its way out.
+            # The server of a process that has just died may still be exiting.
             if time.monotonic() > deadline:
                 lock.close()
                 raise ConfigurationError(
@@ -334,7 +334,7 @@ def _start_watchdog(data: Path, home: Path) -> subprocess.Popen[bytes]:
 
 
 def _tell(watchdog: subprocess.Popen[bytes], word: str) -> None:
-    with suppress(BrokenPipeError):  # somebody killed the watchdog: then there is nobody to tell
+    with suppress(BrokenPipeError):  # the watchdog was killed
         assert watchdog.stdin is not None
         watchdog.stdin.write(f"{word}\n".encode())
         watchdog.stdin.flush()

@@ -1,4 +1,4 @@
-"""Makes a StreamClient that leads where a client of redis-py leads."""
+"""Creates a StreamClient with the connection settings of a redis-py client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _making = threading.Lock()
 
 
 def client_of(client: object, what: str = "client") -> StreamClient:
-    """Return the StreamClient for a client of redis-py: the same one for the same client; a StreamClient as it is.
+    """Return the StreamClient for a redis-py client, always the same one; return a StreamClient unchanged.
 
     Raises: ConfigurationTypeError for anything else, a client of the other half, a pipeline or a Sentinel.
     """
@@ -44,7 +44,7 @@ def client_of(client: object, what: str = "client") -> StreamClient:
         known = _made.get(id(client))
         if known is None:
             known = _make(client, what)
-            with suppress(TypeError):  # it cannot be referred to weakly: then nobody knows when its time is over
+            with suppress(TypeError):  # without weak references, nothing shows when it is no longer used
                 weakref.finalize(client, _forget, id(client))
                 _made[id(client)] = known
     return known
@@ -55,12 +55,12 @@ def _forget(identity: int) -> None:
 
 
 def is_cluster(client: Any) -> bool:
-    """Tell whether the client, or the one that it wraps, is of a Redis Cluster."""
+    """Return whether the client, or the one that it wraps, is for a Redis Cluster."""
     return _nodes(client) is not None or bool(getattr(client, "is_cluster", False))
 
 
 def decodes(client: Any) -> bool:
-    """Tell whether the client gives texts, and not bytes; a StreamClient does."""
+    """Return whether the client returns str rather than bytes; a StreamClient does."""
     if isinstance(client, StreamClient):
         return True
     return bool(_options(client).get("decode_responses", False))
@@ -134,7 +134,7 @@ def _tls(pool: Any, options: dict[str, Any]) -> dict[str, Any]:
         is_tls = any(isinstance(options.get(name), str) for name in ("ssl_ca_certs", "ssl_certfile"))
     if not is_tls:
         return {}
-    # All of them: what a connection of this half of redis-py was given, another one takes.
+    # All of them: another connection of the same API of redis-py accepts the same options.
     given = {name: value for name, value in options.items() if name.startswith("ssl_") and value is not None}
     return {"tls": True, "tls_options": given}
 

@@ -1,4 +1,4 @@
-"""The connections of one client in one event loop, and the way to the servers behind them."""
+"""The connections of one client in one event loop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.runtime.aio import Lock, pause
 class LoopConnections:
     """The connections of one client in one event loop.
 
-    Guarantees: whatever it opens is closed with it, even if it is closed while somebody opens a connection. What timed
-    out on a shared connection is executed before anything that is sent after it, or never.
+    Guarantees: closing it closes all connections, even one that is being opened meanwhile. A command that timed out on
+    a shared connection is executed before anything that is sent after it, or never.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -26,13 +26,13 @@ class LoopConnections:
         self.locator = Locator(settings)
         self.shared: dict[Host, Connection] = {}
         self._opened: list[Connection] = []
-        self._listing = threading.Lock()  # in the sync half other threads open connections meanwhile
+        self._listing = threading.Lock()  # in the sync API, other threads open connections meanwhile
         self._opening = Lock()
         self.is_closed = False
         self.end: Callable[[], Awaitable[None]] = self.close
 
     async def to(self, host: Host) -> Connection:
-        """Return the shared connection to a server, opened anew when it is broken."""
+        """Return the shared connection to a server, reopened if it is broken."""
         connection = self.shared.get(host)
         if connection is not None and connection.is_open:
             return connection
@@ -43,7 +43,7 @@ class LoopConnections:
             return connection
 
     async def _follow(self, before: Connection | None, connection: Connection) -> Connection:
-        # The server closes the connection before, and with it what may be on its way there still.
+        # Make the server close the previous connection, and drop what may still be in transit on it.
         commands: list[Command] = [("CLIENT", "ID")]
         if before is not None and before.has_timed_out and before.client_id:
             commands.insert(0, ("CLIENT", "KILL", "ID", before.client_id))
@@ -51,10 +51,10 @@ class LoopConnections:
             number = (await connection.pipeline(commands, timeout_s=self._settings.connect_timeout_s))[-1]
         except BaseException as error:
             connection.abort()
-            if isinstance(error, ConnectionLost):  # nothing of what the caller wants was sent
+            if isinstance(error, ConnectionLost):  # the caller's command was not sent
                 raise ConnectionFailed(f"cannot connect to Redis at {connection.where}: {error}") from error
             raise
-        connection.client_id = number if isinstance(number, int) else 0  # it may be forbidden to ask
+        connection.client_id = number if isinstance(number, int) else 0  # the ACL may forbid CLIENT ID
         return connection
 
     async def open(self, host: Host) -> Connection:
@@ -82,7 +82,7 @@ class LoopConnections:
             await pause(0.02)
 
     def abort(self) -> None:
-        """Close all connections at once; what waits for a reply gets ConnectionLost."""
+        """Close all connections immediately; waiting callers get ConnectionLost."""
         with self._listing:
             self.is_closed = True
             opened = self._opened

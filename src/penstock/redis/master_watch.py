@@ -5,7 +5,7 @@ and accepts writes that are lost once it is demoted. A server that is still froz
 replies. Nothing on the connection shows either. Only the Sentinels, or the other nodes of the cluster, know, so they
 are polled every second while there are connections.
 
-Shared by the async and the sync half.
+Shared by the async and sync APIs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Abortable(Protocol):
 
 
 class _Lookup:
-    """A caller that waits for an answer to a question asked from now on."""
+    """A caller that waits for the answer to a poll that starts from now on."""
 
     def __init__(self, nodes: set[Host]) -> None:
         self.found: Future[Masters] = Future()
@@ -54,7 +54,7 @@ class _Lookup:
 
 
 class MasterWatch:
-    """The masters according to a directory, which a few threads poll while anything is tied to a master."""
+    """The masters according to a directory, which a few threads poll while any connection depends on it."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
@@ -86,7 +86,7 @@ class MasterWatch:
         return lookup.found
 
     def abort_when_replaced(self, host: Host, tied: Abortable) -> None:
-        """Abort it as soon as another server replaces this master; raise ConnectionFailed if one already has."""
+        """Abort it as soon as another server replaces this master; raise MasterReplaced if one already has."""
         with self._changed:
             if host in self._replaced:
                 raise MasterReplaced(host)
@@ -200,7 +200,7 @@ class MasterWatch:
         return is_needed
 
     def _believe(self) -> tuple[list[Abortable], list[Callable[[], None]]]:
-        # Update the masters; return what is tied to replaced ones, and the functions to call about a change.
+        # Update the masters; return what depends on replaced ones, and the functions to call after a change.
         before, asked = self._known, min(self.directory.askers, len(self._nodes()))
         self._known = known = newest(self._answers.values(), before, asked)
         masters = known.masters if known is not None else None
@@ -248,7 +248,7 @@ def _text(hosts: frozenset[Host]) -> str:
 
 
 class Routes:
-    """The part of a locator that both halves share: which server has a key, and whether that must be looked up."""
+    """The part of a locator that both APIs share: which server has a key, and whether to look that up again."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings, self._watch = settings, watch_of(settings)
@@ -302,7 +302,7 @@ def watch_of(settings: ConnectionSettings) -> MasterWatch | None:
 
 
 class MasterReplaced(ConnectionFailed):
-    """A connection leads to a server that is no longer a master: the next try finds the one that was promoted."""
+    """The server is no longer a master; the next try finds the promoted one."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(f"Redis at {host[0]}:{host[1]} is no longer a master; another server was promoted")

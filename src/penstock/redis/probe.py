@@ -1,4 +1,4 @@
-"""One question to one server over a plain socket, for those who start servers before any client exists."""
+"""One command to one server over a plain socket, for code that starts servers before any client exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ask(address: SocketAddress, *words: str | int | bytes, timeout_s: float = 10
     """Sends one command on a fresh connection and returns the reply; an error reply is returned, not raised.
 
     Raises:
-        OSError: nobody listens there, or the answer did not come in time.
+        OSError: no server listens there, or the reply did not arrive in time.
 
     """
     reader = hiredis.Reader(notEnoughData=_UNFINISHED)

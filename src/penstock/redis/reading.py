@@ -1,4 +1,4 @@
-"""Questions about many keys at once, a write for each server instead of one for each key, and streams page by page."""
+"""Reads many keys with one write for each server, and streams page by page."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PAGE_BYTES = 1 << 20
 
 
 async def read_many(client: StreamClient, questions: Sequence[Question]) -> list[Reply]:
-    """Ask many questions; return the replies in their order.
+    """Send many commands; return the replies in order.
 
-    Whatever fails in the common writes (a slot that moved, a server that went away) is asked again by itself, and
-    raises what that raises. Only an error that says something about the key itself is returned instead of a reply.
+    A command that fails in the shared writes (a slot that moved, a server that is gone) is sent again by itself, and
+    raises what that raises. Only an error about the key itself is returned instead of a reply.
     """
     replies: list[Reply] = [ConnectionLost("not asked yet")] * len(questions)
     by_connection: dict[int, tuple[Connection, list[int]]] = {}
@@ -47,7 +47,7 @@ async def read_many(client: StreamClient, questions: Sequence[Question]) -> list
 
 
 async def read_all(client: StreamClient, key: str, commands: Sequence[Command]) -> list[Reply]:
-    """Ask the server of a key many questions in one write; raise the first error among the replies."""
+    """Send commands to the server of a key in one write; raise the first error among the replies."""
     replies = await read_many(client, [(key, command) for command in commands])
     for reply in replies:
         if isinstance(reply, PenstockError):

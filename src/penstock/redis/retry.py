@@ -1,4 +1,4 @@
-"""What may be sent again after a failure: the whole rule, in one place.
+"""Which commands may be sent again after a failure.
 
 | class      | examples                              | not executed for sure | outcome unknown |
 |------------|---------------------------------------|-----------------------|-----------------|
@@ -28,11 +28,11 @@ from penstock.errors import (
 )
 from penstock.policy import doubling
 
-BUSY = (ServerBusy, ReadOnlyServer, NotReplicating)  # the server says: not now
+BUSY = (ServerBusy, ReadOnlyServer, NotReplicating)  # the server cannot execute commands at the moment
 _NOT_EXECUTED = (ConnectionFailed, *BUSY)
 _CHANCE = random.Random()
-OPERATION_TTL_S = 600  # longer than one call goes on: so long it is known what came of an operation
-PASSING = (ConnectionLost, *_NOT_EXECUTED)  # a call that may be repeated at all is repeated after these
+OPERATION_TTL_S = 600  # for which the outcome of an operation is kept: longer than any call retries
+PASSING = (ConnectionLost, *_NOT_EXECUTED)  # errors after which a repeatable call is retried
 
 
 class Repeat(Enum):
@@ -43,33 +43,33 @@ class Repeat(Enum):
     ONCE = "once"
 
     def allows(self, error: BaseException) -> bool:
-        """Tell whether the command may be sent again after the error."""
+        """Return whether the command may be sent again after the error."""
         if isinstance(error, _NOT_EXECUTED):
             return True
         return self is not Repeat.ONCE and isinstance(error, ConnectionLost)
 
 
 def pause_s(failures: int, chance: random.Random, first_s: float = 0.02, longest_s: float = 2.0) -> float:
-    """Return how long to wait after so many failures in a row: doubling, with jitter."""
+    """Return the delay after a number of failures in a row: doubling, with jitter."""
     return doubling(first_s, failures, longest_s) * chance.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBudget:
-    """How long one call goes on through failures that pass by themselves.
+    """How long one call retries temporary failures.
 
-    `is_given_up` is asked before each further try; `on_failure` is told of each failure and the pause after it.
+    `is_given_up` is called before each retry, `on_failure` with each failure and the pause after it.
     """
 
     budget_s: float
     first_s: float = 0.02
     longest_s: float = 2.0
-    waits_for_server: bool = False  # else a server that was never reached is told at once
+    waits_for_server: bool = False  # else a server that was never reached raises immediately
     is_given_up: Callable[[], bool] = lambda: False
     on_failure: Callable[[PenstockError, float], None] = lambda _error, _pause_s: None
 
     def start(self, started_s: float | None = None) -> RetryState:
-        """Return the count of one call, which began at that time of time.monotonic(), or now."""
+        """Return the state of one call, which began at `started_s` of time.monotonic(), or now."""
         return RetryState(self, time.monotonic() if started_s is None else started_s)
 
 
@@ -81,7 +81,7 @@ class RetryState:
         self._deadline = started_s + rules.budget_s
 
     def pause_after(self, error: PenstockError) -> float | None:
-        """Return how long to wait before the next try, or None when there must be none."""
+        """Return the delay before the next try, or None to stop retrying."""
         self._failures += 1
         rules, now = self._rules, time.monotonic()
         if rules.is_given_up() or now >= self._deadline:

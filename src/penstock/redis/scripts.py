@@ -1,9 +1,9 @@
-"""The Lua scripts: loaded from the folders beside this file, each a state transition of its own.
+"""The Lua scripts in the folder `lua`, each of which is one state transition.
 
-A script is named by its path: `tasks/enqueue`. It includes parts by a line `-- include: shared/ids.lua`.
+A script is named after its path: `tasks/enqueue`. A line `-- include: shared/ids.lua` includes a part.
 
-A ScriptRunner is a way to Redis for a thread beside the caller: leases are renewed through it, whatever the caller is
-doing. It uses the blocking transport in both halves.
+A ScriptRunner runs scripts in a background thread, such as the one that renews leases while the caller is busy. It uses
+the blocking transport in both APIs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.redis.translate import Redirected, ScriptMissing
 _INCLUDE = re.compile(r"^-- include: (\w+/\w+)\.lua\n", re.MULTILINE)
 _FOLDER = files(__package__) / "lua"
 _MARK_OF_A_PART = "-- Included by "
-MOST_BYTES = 2 << 20  # that one call writes: a megabyte holds the server up for 1 to 2 ms
+MOST_BYTES = 2 << 20  # that one call writes: a megabyte blocks the server for 1 to 2 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Script:
 
 
 def part(name: str) -> str:
-    """Return the text of a script, or of a part that others include, with all that it includes, each once."""
+    """Return the source of a script or part, with everything that it includes, each part once."""
     included: set[str] = set()
 
     def text(name: str) -> str:
@@ -67,7 +67,7 @@ def names() -> tuple[str, ...]:
 
 
 def steps(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Cut what is to be written into calls of at most so many items and MOST_BYTES; one item alone may have more."""
+    """Split items into calls of at most `most` items and MOST_BYTES; a single item may be larger."""
     start = size = 0
     for end, more in enumerate(sizes):
         if end > start and (end - start == most or size + more > MOST_BYTES):
@@ -86,14 +86,14 @@ class Call(NamedTuple):
     args: Command
 
     def command(self, *, by_hash: bool = True) -> Command:
-        """Return what is sent."""
+        """Return the command to send."""
         if self.script is None:
             return self.args
         return ("EVALSHA", self.script.sha, *self.args) if by_hash else ("EVAL", self.script.source, *self.args)
 
 
 class ScriptRunner:
-    """Runs scripts, over one connection of its own to each server, which is opened again when it broke."""
+    """Runs scripts over its own connection to each server, reopened when it breaks."""
 
     def __init__(self, settings: ConnectionSettings, key: str = "") -> None:
         self._locator, self._key = Locator(settings), key
@@ -134,15 +134,15 @@ class ScriptRunner:
 
     def _followed(self, host: Host, call: Call, reply: Reply, timeout_s: float | None) -> Reply:
         if isinstance(reply, Redirected) and reply.asked is not None:
-            # The slot is on the move: this once the other node is asked. It may not know the script.
+            # The slot is being moved: ask the other node this time. It may not know the script.
             command = call.command(by_hash=False)
             return self._open(reply.asked).pipeline([("ASKING",), command], timeout_s)[-1]
         if isinstance(reply, Redirected) and reply.moved_to is not None:
-            # At once, and without learning the whole map anew: on a busy machine that may take longer than a lease.
+            # Without loading the whole map again, which may take longer than a lease on a busy machine.
             self._locator.move(reply.slot, reply.moved_to)
             return self._send(reply.moved_to, [call], timeout_s)[0]
         if isinstance(reply, Redirected | ReadOnlyServer):
-            self._connections[host].abort()  # one that was made a replica hangs up on nobody
+            self._connections[host].abort()  # a server that became a replica keeps connections open
         return reply
 
     def _open(self, host: Host) -> Connection:
@@ -152,7 +152,7 @@ class ScriptRunner:
         return connection
 
     def abort(self) -> None:
-        """Break the connections off, from any thread; whoever waits for a reply gets ConnectionLost."""
+        """Close the connections immediately, from any thread; waiting callers get ConnectionLost."""
         for connection in list(self._connections.values()):
             connection.abort()
 

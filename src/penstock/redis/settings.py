@@ -1,4 +1,4 @@
-"""How to reach Redis: one frozen value behind every way to make a client."""
+"""The connection settings of a client: one frozen value, however the client is created."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def checked_hosts(what: str, nodes: Sequence[Mapping[str, Any] | tuple[str, int]
             host, port = (node["host"], node["port"]) if isinstance(node, Mapping) else node
             hosts.append((str(host), int(port)))
         except (KeyError, TypeError, ValueError):
-            # Not the value itself, in which there may be a password.
+            # Without the value itself, which may contain a password.
             shown = f"a mapping with {sorted(map(str, node))}" if isinstance(node, Mapping) else type(node).__name__
             raise ConfigurationError(f"{what} must be mappings with 'host' and 'port', not {shown}") from None
     if not hosts:

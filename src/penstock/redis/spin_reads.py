@@ -1,12 +1,12 @@
-"""When it pays to look for a reply a moment longer instead of going to sleep until it is there."""
+"""Decides when to poll for a reply for a moment instead of sleeping until it arrives."""
 
 from __future__ import annotations
 
 import os
 from time import perf_counter
 
-_SPIN_S = 120e-6  # by the clock: where calls of the system are slow, a hundred looks take milliseconds
-_MOST_SKIPPED = 64  # requests after looks in vain
+_SPIN_S = 120e-6  # measured in time: where system calls are slow, a hundred polls take milliseconds
+_MOST_SKIPPED = 64  # requests after polls in vain
 
 
 def processors() -> int:
@@ -17,7 +17,7 @@ def processors() -> int:
 
 
 def spin_read(file: int, most: int) -> bytes | None:
-    """Look for bytes on a non-blocking socket for a moment; None = none came, b"" = there will be no more."""
+    """Poll a non-blocking socket for a moment; return None if no bytes arrived, b"" at the end of the stream."""
     until = perf_counter() + _SPIN_S
     while True:
         try:
@@ -26,27 +26,27 @@ def spin_read(file: int, most: int) -> bytes | None:
             if perf_counter() >= until:
                 return None
         except OSError:
-            return None  # whoever waits for the socket is told too
+            return None  # a later read reports it, too
 
 
 class SpinReads:
-    """Decides for one connection, by what came of the last look."""
+    """Decides for one connection, from the outcome of the last poll."""
 
     __slots__ = ("_in_vain", "_skip")
 
     def __init__(self) -> None:
-        # With one processor the server cannot answer while we look.
+        # With one processor, the server cannot answer while we poll.
         self._skip, self._in_vain = (0 if processors() > 1 else -1), 0
 
     def is_worthwhile(self) -> bool:
-        """Tell whether to look at all."""
+        """Return whether to poll."""
         if self._skip:
             self._skip -= self._skip > 0
             return False
         return True
 
     def note(self, is_found: bool) -> None:
-        """Take note of whether the reply was seen: if not, the server is far away or busy, or has nothing to say."""
+        """Record whether polling found the reply; if not, the server is far away, busy or has nothing to send."""
         if is_found:
             self._in_vain = 0
         else:  # one in vain may be chance

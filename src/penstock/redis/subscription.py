@@ -1,4 +1,4 @@
-"""What one server publishes: a hint at most, for pub/sub keeps nothing."""
+"""Pub/sub messages of one server. They are only hints, because pub/sub loses messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Subscription:
         return self._pubsub is not None and not self._is_left
 
     def abort_from_outside(self) -> None:
-        """Have next() raise ConnectionLost, from any thread."""
+        """Make next() raise ConnectionLost, from any thread."""
         self._is_left = True
 
     async def open(self) -> None:
@@ -42,7 +42,7 @@ class Subscription:
             if self._watch is not None:
                 self._watch.abort_when_replaced(self._host, self)
             for _ in self._patterns:
-                await self._pubsub.get_message(timeout=5.0)  # the server has confirmed: nothing from now on is missed
+                await self._pubsub.get_message(timeout=5.0)  # confirmed: no message is missed from now on
         except Exception as error:
             raise _told(error, self._host) from error
 
@@ -55,7 +55,7 @@ class Subscription:
         return driver.Redis(host=host, port=port, ssl=settings.tls, **options, **settings.tls_options)
 
     async def next(self, timeout_s: float) -> tuple[str, str] | None:
-        """Return channel and text of the next message; None when none came in time."""
+        """Return channel and text of the next message, or None if none arrived in time."""
         if self._is_left:
             raise ConnectionLost(f"Redis at {self._host[0]}:{self._host[1]} is no longer a master")
         try:
@@ -67,7 +67,7 @@ class Subscription:
         return _text(message["channel"]), _text(message["data"])
 
     async def ping(self) -> None:
-        """Ask the server for a sign of life; its answer comes as a message that next() skips."""
+        """Ping the server; next() skips the reply."""
         try:
             await self._pubsub.ping()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Which servers are masters: whom to ask, the Sentinels of a service or the nodes of a cluster, and what they reply."""
+"""Which servers are masters, according to the Sentinels of a service or the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class ClusterNodes:
 
 
 def _host(asked: Host, node: Sequence[Reply]) -> Host:
-    # A node may leave its own host out: then it is the one that was asked.
+    # A node may omit its own host: then it is the one that was asked.
     name, port = node[:2]
     return name.decode() if name else asked[0], int(port)
 
@@ -177,7 +177,7 @@ Directory: TypeAlias = Sentinels | ClusterNodes
 
 
 def directory_of(settings: ConnectionSettings) -> Directory | None:
-    """Return whom to ask for the masters; None for a single server."""
+    """Return the directory that knows the masters; None for a single server."""
     asked = ConnectionSettings(
         hosts=tuple(dict.fromkeys(settings.hosts)),
         username=settings.username,

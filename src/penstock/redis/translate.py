@@ -18,9 +18,9 @@ class Redirected(errors.ServerBusy):
         host, _, port = address.rpartition(":")
         self.slot = int(slot)
         self.asked = (host, int(port)) if kind == "ASK" else None
-        """The server to ask for this one command, with ASKING before it; None = look up who serves the slot now."""
+        """The server to ask for this one command, after ASKING; None = look up which server has the slot now."""
         self.moved_to = (host, int(port)) if kind == "MOVED" and host else None
-        """The server that serves the slot from now on, if it was named: a node may leave its host out."""
+        """The server that has the slot from now on, unless the reply omits its host."""
 
 
 class ScriptMissing(errors.ServerBusy):
@@ -49,7 +49,7 @@ _BY_CODE: dict[str, type[errors.PenstockError]] = {
     "FENCED": errors.ConsumerNameTaken,
     "MISCONF": errors.TransientError,
 }
-# Replies whose code, if they have any, says less than their words.
+# Replies whose text says more than their code.
 _BY_TEXT: dict[str, type[errors.PenstockError]] = {
     "instance state changed": errors.ReadOnlyServer,  # UNBLOCKED: it became a replica while the command waited
     "no such key": errors.GroupLost,  # XINFO, also inside a script, of a stream that was deleted

@@ -1,1 +1,1 @@
-"""Waiting, locking and running things side by side: the same names for asyncio (aio) and for threads (threads)."""
+"""Waiting, locking and concurrency, with the same names for asyncio (aio) and threads (threads)."""

@@ -1,4 +1,4 @@
-"""The asyncio half. The sync half of the library is generated against the twin, threads.py."""
+"""The asyncio implementation. The generated sync API uses the twin, threads.py."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ IS_ASYNC = True
 
 
 def comes_from_outside(error: BaseException) -> bool:
-    """Tell whether the running code was cancelled, closed or struck by a signal; else it raised the error itself."""
+    """Return whether the error is a cancellation, a close or a signal, rather than raised by the running code."""
     if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()
-        except RuntimeError:  # there is no loop any more
+        except RuntimeError:  # the loop is closed
             task = None
         return task is None or task.cancelling() > 0 or error.__traceback__ is None
     return isinstance(error, KeyboardInterrupt | GeneratorExit) and not was_raised(error)
@@ -35,31 +35,31 @@ async def pause(seconds: float) -> None:
 
 
 def connection_scope() -> object:
-    """Return what connections are bound to: the running event loop."""
+    """Return what connections belong to: the running event loop."""
     return asyncio.get_running_loop()
 
 
 def runner() -> object:
-    """Return who is running: the current task."""
+    """Return the current task."""
     return asyncio.current_task()
 
 
 def call_in_loop(scope: object, function: Callable[..., None], *args: object) -> None:
-    """Run a function where the connections are, from any thread."""
+    """Run a function in the event loop of the connections, from any thread."""
     if isinstance(scope, asyncio.AbstractEventLoop):
         with suppress(RuntimeError):  # it is closed, and so are they
             scope.call_soon_threadsafe(function, *args)
 
 
 def is_alive(scope: object) -> bool:
-    """Tell whether connections bound to the scope can still be used."""
+    """Return whether the connections of the scope can still be used."""
     return isinstance(scope, asyncio.AbstractEventLoop) and not scope.is_closed()
 
 
 async def at_end(step: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-    """Have the step run when the event loop ends, as asyncio.run() ends it, or when the returned function is called."""
+    """Run the step when asyncio.run() shuts the event loop down, or when the returned function is called."""
 
-    # asyncio has no other hook: a loop on its way out closes the async generators that are still suspended.
+    # asyncio has no other hook: on shutdown, it closes the async generators that are still suspended.
     async def wait() -> AsyncGenerator[None, None]:
         try:
             yield
@@ -80,28 +80,28 @@ class Flag:
         self._is_set_outside = False
 
     def set(self) -> None:
-        """Raise the flag."""
+        """Set the flag."""
         self._event.set()
 
     def set_from_outside(self) -> None:
-        """Raise the flag from another thread or from a signal handler, which may run while the loop sleeps."""
-        # Before the look at the loop: a task that begins to wait at this moment either sees this or is seen here.
+        """Set the flag from another thread or from a signal handler, which may run while the loop sleeps."""
+        # Before reading self._loop: a task that starts to wait at this moment either sees this, or is woken below.
         self._is_set_outside = True
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits in it
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._event.set)
 
     def clear(self) -> None:
-        """Lower the flag."""
+        """Clear the flag."""
         self._is_set_outside = False
         self._event.clear()
 
     def is_set(self) -> bool:
-        """Tell whether the flag is raised."""
+        """Return whether the flag is set."""
         return self._is_set_outside or self._event.is_set()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the flag is raised; return False when the time is over first."""
+        """Wait until the flag is set; return False after the timeout."""
         self._move_to(asyncio.get_running_loop())
         if timeout_s is None:
             return await self._event.wait()
@@ -113,7 +113,7 @@ class Flag:
 
     def _move_to(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None and self._loop is not loop and self._loop.is_closed():
-            was_set, self._event = self._event.is_set(), asyncio.Event()  # the old one is bound to the loop before
+            was_set, self._event = self._event.is_set(), asyncio.Event()  # the old one belongs to the previous loop
             if was_set:
                 self._event.set()
         self._loop = loop
@@ -122,7 +122,7 @@ class Flag:
 
 
 class Lock:
-    """A lock for one event loop after the other."""
+    """A lock that may be used in several event loops, one after the other."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -138,18 +138,18 @@ class Lock:
         self._lock.release()
 
     def locked(self) -> bool:
-        """Tell whether somebody holds it."""
+        """Return whether it is held."""
         return self._lock.locked()
 
 
 class WaitQueue:
-    """Lets those pass who wait for a condition, as many as are called."""
+    """Waiters for a condition, of which call() wakes a given number."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def call(self, count: int = 1) -> None:
-        """Wake so many of those who wait, to look at their condition again."""
+        """Wake `count` waiters to check their condition again."""
         while count > 0 and self._waiting:
             future = self._waiting.popleft()
             if not future.done():
@@ -173,7 +173,7 @@ Promise: TypeAlias = asyncio.Future[T]
 
 
 def new_promise() -> Promise[Any]:
-    """Return a result that somebody else will give."""
+    """Return a promise for a result that is set later."""
     return asyncio.get_running_loop().create_future()
 
 
@@ -184,12 +184,12 @@ class Activity:
         self._task = task
 
     def interrupt(self) -> None:
-        """Cancel what the activity awaits now."""
+        """Cancel what the activity is awaiting."""
         self._task.cancel()
 
     @staticmethod
     def resume() -> None:
-        """Take back, inside the activity, a cancellation that was meant for one step only."""
+        """Undo, from inside the activity, a cancellation that was meant for one step only."""
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
@@ -202,7 +202,7 @@ class Activity:
 
 
 class TaskGroup:
-    """Activities side by side, owned by whoever made the group and joined by it."""
+    """Concurrent activities, joined by the owner of the group."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -223,13 +223,13 @@ class TaskGroup:
             self._on_failure()
 
     async def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until all have ended; return False when the time is over first."""
+        """Wait until all have ended; return False after the timeout."""
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
         return not self._tasks
 
     async def cancel(self) -> None:
-        """Cancel whatever still runs and wait for it."""
+        """Cancel running activities and wait for them."""
         for task in set(self._tasks):
             task.cancel()
         await self.join()
@@ -245,12 +245,12 @@ SendAtOnce: TypeAlias = Callable[[list[T], Callable[[], None]], bool]
 
 
 class Combiner(Generic[T]):
-    """Collects what many callers put in and sends it on in batches, one batch at a time.
+    """Collects items from many callers and sends them in batches, one batch at a time.
 
-    Whatever is put in during one turn of the event loop, or while a batch is under way, travels together; only a lone
-    caller is served at once. Of many callers one half travels while the other half prepares what comes next, so that
-    neither this process nor the server waits for the other. `send_at_once`, if set, may send a batch by itself and
-    calls back when it is done; where it declines, a task runs `send`.
+    Items that are put in during one turn of the event loop, or while a batch is under way, are sent together; only a
+    single caller is served immediately. Of many items, half are sent while the callers of the other half prepare, so
+    that neither this process nor the server waits for the other. `send_at_once`, if set, may send a batch by itself and
+    call back when it is done; if it declines, a task runs `send`.
     """
 
     def __init__(self, send: Callable[[list[T]], Awaitable[None]], linger_s: float, max_waiting: int) -> None:
@@ -266,7 +266,7 @@ class Combiner(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def is_full(self) -> bool:
-        """Tell whether so many are waiting that the next one must wait outside."""
+        """Return whether the next caller must wait for room."""
         return len(self._waiting) >= self._max_waiting
 
     async def wait_for_room(self) -> None:
@@ -274,10 +274,10 @@ class Combiner(Generic[T]):
         await self._room.wait_until(lambda: not self.is_full())
 
     def put(self, item: T) -> None:
-        """Take an item in; it is sent in the next turn of the event loop, or with the next batch."""
+        """Add an item, to be sent in the next turn of the event loop or with the next batch."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            # The loop before has ended, and what was under way in it will never be answered.
+            # The previous loop has ended, and its batches will never be answered.
             self._loop, self._waiting, self._is_busy = loop, [], False
         self._waiting.append(item)
         caller, self._caller = self._caller, id(asyncio.current_task(loop))
@@ -286,18 +286,18 @@ class Combiner(Generic[T]):
             if self._linger_s:
                 loop.call_later(self._linger_s, self._send_batch)
             elif self._size == 1 and caller == self._caller:
-                self._send_batch()  # the last one was alone, and came from the same task: so will this one be
+                self._send_batch()  # like the last item: alone, and from the same task
             else:
                 loop.call_soon(self._send_batch)
 
     def _next(self) -> None:
-        # The batch before is done.
+        # The previous batch is done.
         if not self._waiting:
             self._is_busy = False
             self._idle.set()
         elif self._size == 1 and self._loop is not None:
             self._size = 0
-            self._loop.call_soon(self._next)  # two callers or three: who has just been served may come along
+            self._loop.call_soon(self._next)  # two or three callers: those just served may add an item
         else:
             self._send_batch(is_first=False)
 
@@ -314,27 +314,27 @@ class Combiner(Generic[T]):
             self.run_in_task(self._send(batch))
 
     def run_in_task(self, step: Awaitable[None]) -> None:
-        """Let a task do the rest of the batch under way."""
+        """Run the rest of the current batch in a task."""
         self._task = asyncio.ensure_future(step)
         self._task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled():
-            task.exception()  # whoever waits for the batch has been told
+            task.exception()  # the callers already have the error
         self._next()
 
     async def flush(self) -> None:
-        """Wait until nothing is waiting or under way."""
+        """Wait until all items are sent and answered."""
         while self._is_busy:
             self._idle.clear()
             await self._idle.wait()
 
 
 async def shielded(limit_s: float, step: Callable[..., Awaitable[None]], *args: object) -> None:
-    """Finish the step within the limit even if the caller is cancelled meanwhile; that is raised afterwards.
+    """Finish the step within the limit even if the caller is cancelled; raise the cancellation afterwards.
 
-    A step that is cancelled itself is begun once more: asyncio.run() cancels every task when its main one has ended.
+    A step that is itself cancelled starts once more: asyncio.run() cancels every task when its main one has ended.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s
@@ -359,7 +359,7 @@ async def shielded(limit_s: float, step: Callable[..., Awaitable[None]], *args: 
 
 
 async def wait_out(promise: Promise[Any]) -> BaseException | None:
-    """Wait for a promise to the end, whatever happens to the caller; return the cancellation that came meanwhile."""
+    """Wait for a promise even if the caller is cancelled; return the cancellation."""
     cancelled: BaseException | None = None
     while not promise.done():
         try:
@@ -370,14 +370,14 @@ async def wait_out(promise: Promise[Any]) -> BaseException | None:
 
 
 async def next_tick() -> None:
-    """Let everybody else who is ready run once."""
+    """Let all other ready tasks run once."""
     await asyncio.sleep(0)
 
 
 async def side_by_side(limit: int, function: Callable[[A], Awaitable[T]], items: Iterable[A]) -> list[T]:
     """Call the function with every item, up to `limit` at a time, and return what it returned, in order.
 
-    The first error is raised when all calls that had begun are through.
+    Raises the first error after all calls that had started have ended.
     """
     slots, failures = asyncio.Semaphore(limit), list[BaseException]()
 

@@ -1,4 +1,4 @@
-"""The threads half: the twin of aio.py, name by name."""
+"""The implementation for threads: the twin of aio.py, name by name."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 Lock = threading.Lock
 IS_ASYNC = False
-_NAP_S = 1.0  # of the main thread: it is not woken by a signal that the system has given to another thread
+_NAP_S = 1.0  # of the main thread, which is not woken by a signal that the system delivers to another thread
 
 
 class Cancelled(BaseException):
-    """Never raised: threads cannot be cancelled. It stands where asyncio raises CancelledError."""
+    """Never raised, because threads cannot be cancelled; the counterpart of asyncio.CancelledError."""
 
 
 def comes_from_outside(error: BaseException) -> bool:
-    """Tell whether the running code was closed or struck by a signal; else it raised the error itself."""
+    """Return whether the error is a close or a signal, rather than raised by the running code."""
     return isinstance(error, Cancelled | KeyboardInterrupt | GeneratorExit) and not was_raised(error)
 
 
@@ -37,13 +37,13 @@ def pause(seconds: float) -> None:
 
 
 class _Process:
-    """This process, as something that another one does not have."""
+    """The identity of this process, which a forked one does not share."""
 
     identity = object()
 
     @classmethod
     def forked(cls) -> None:
-        """Be another process from now on; called by the interpreter."""
+        """Get a new identity; called by the interpreter in a forked process."""
         cls.identity = object()
 
 
@@ -52,63 +52,63 @@ if hasattr(os, "register_at_fork"):
 
 
 def connection_scope() -> object:
-    """Return what connections are bound to: sockets belong to the process, and must not be used by a forked one."""
+    """Return what connections belong to: the process, since a forked one must not use its sockets."""
     return _Process.identity
 
 
 def runner() -> object:
-    """Return who is running: the current thread."""
+    """Return the current thread."""
     return threading.current_thread()
 
 
 def call_in_loop(scope: object, function: Callable[..., None], *args: object) -> None:
-    """Run a function where the connections are: here, unless this is a forked process."""
+    """Run a function here, unless this is a forked process."""
     if is_alive(scope):
         function(*args)
 
 
 def is_alive(scope: object) -> bool:
-    """Tell whether connections bound to the scope can still be used."""
+    """Return whether the connections of the scope can still be used."""
     return scope is _Process.identity
 
 
 def at_end(step: Callable[[], None]) -> Callable[[], None]:
-    """Return the step: sockets belong to the process, and end with it."""
+    """Return the step; the sockets of a process are closed when it ends."""
     return step
 
 
 class Flag:
     """A flag that can be waited for.
 
-    Without a lock: a signal handler interrupts the main thread anywhere, and if that held the lock of threading.Event,
-    as it does on its way in and out of wait(), set() would wait for it for ever.
+    Without a lock: a signal handler may interrupt the main thread anywhere, and if that held the lock of
+    threading.Event, as it does at the start and end of wait(), set() would deadlock.
     """
 
     def __init__(self) -> None:
         self._is_set = False
-        self._waiting: deque[threading.Lock] = deque()  # each is released by whoever takes it out
+        self._waiting: deque[threading.Lock] = deque()  # the thread that removes one releases it
 
     def set(self) -> None:
-        """Raise the flag."""
+        """Set the flag."""
         self._is_set = True
         with suppress(IndexError):  # all are awake, or another thread wakes them
             while True:
                 self._waiting.popleft().release()
 
     def set_from_outside(self) -> None:
-        """Raise the flag from another thread or from a signal handler."""
+        """Set the flag from another thread or from a signal handler."""
         self.set()
 
     def clear(self) -> None:
-        """Lower the flag."""
+        """Clear the flag."""
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Tell whether the flag is raised."""
+        """Return whether the flag is set."""
         return self._is_set
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the flag is raised; return False when the time is over first."""
+        """Wait until the flag is set; return False after the timeout."""
         if self._is_set:
             return True
         sleep = threading.Lock()
@@ -117,7 +117,7 @@ class Flag:
         until_s = math.inf if timeout_s is None else time.monotonic() + max(0.0, timeout_s)
         is_main = threading.current_thread() is threading.main_thread()
         try:
-            # Looked at again: whoever raised it a moment ago did not see us waiting.
+            # Check again: a thread that set it a moment ago did not see us waiting.
             while not self.is_set():
                 left_s = until_s - time.monotonic()
                 if is_main:
@@ -128,18 +128,18 @@ class Flag:
                     return self.is_set()
             return True
         finally:
-            with suppress(ValueError):  # taken out by whoever woke us
+            with suppress(ValueError):  # removed by the thread that woke us
                 self._waiting.remove(sleep)
 
 
 class WaitQueue:
-    """Lets those pass who wait for a condition, as many as are called."""
+    """Waiters for a condition, of which call() wakes a given number."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
 
     def call(self, count: int = 1) -> None:
-        """Wake so many of those who wait, to look at their condition again."""
+        """Wake `count` waiters to check their condition again."""
         with self._condition:
             self._condition.notify(count)
 
@@ -150,7 +150,7 @@ class WaitQueue:
 
 
 class Promise(Generic[T]):
-    """A result that somebody else gives. In this half it is there before anybody asks: see Combiner."""
+    """A result that is set later; with threads, before anyone asks for it: see Combiner."""
 
     __slots__ = ("_error", "_is_done", "_result")
 
@@ -160,15 +160,15 @@ class Promise(Generic[T]):
         self._result: T | None = None
 
     def done(self) -> bool:
-        """Tell whether the result is there."""
+        """Return whether the result is set."""
         return self._is_done
 
     def set_result(self, result: T) -> None:
-        """Give the result."""
+        """Set the result."""
         self._result, self._is_done = result, True
 
     def set_exception(self, error: BaseException) -> None:
-        """Give an error instead."""
+        """Set an error instead."""
         self._error, self._is_done = error, True
 
     def result(self) -> T:
@@ -179,7 +179,7 @@ class Promise(Generic[T]):
 
 
 def new_promise() -> Promise[Any]:
-    """Return a result that somebody else will give."""
+    """Return a promise for a result that is set later."""
     return Promise()
 
 
@@ -200,7 +200,7 @@ class Activity:
 
 
 class TaskGroup:
-    """Activities side by side, owned by whoever made the group and joined by it."""
+    """Concurrent activities, joined by the owner of the group."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._threads: set[threading.Thread] = set()
@@ -210,9 +210,9 @@ class TaskGroup:
 
     def start(self, activity: Callable[..., None], *args: object) -> Activity:
         """Start an activity."""
-        # Daemon threads: a hung handler must not keep the process from ending after the grace period.
+        # A daemon thread, so that a hung handler cannot keep the process from ending after the grace period.
         thread = threading.Thread(target=self._run, args=(activity, args), daemon=True, name="penstock")
-        with self._changing:  # whoever joins meanwhile finds it started, or not at all
+        with self._changing:  # a concurrent join() sees it started, or not at all
             thread.start()
             self._threads.add(thread)
         return Activity()
@@ -228,7 +228,7 @@ class TaskGroup:
                 self._threads.discard(threading.current_thread())
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until all have ended; return False when the time is over first."""
+        """Wait until all have ended; return False after the timeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for thread in self._running():
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -239,7 +239,7 @@ class TaskGroup:
             return list(self._threads)
 
     def cancel(self) -> None:
-        """Leave behind whatever still runs: its leases are given up, so what it says is refused."""
+        """Do nothing: threads keep running, but without their leases they can settle nothing."""
 
     def raise_failure(self) -> None:
         """Raise the first failure, if there was one."""
@@ -248,7 +248,7 @@ class TaskGroup:
 
 
 class Threads:
-    """Runs plain functions; here the caller is a thread already."""
+    """Runs plain functions in the calling thread."""
 
     def __init__(self, size: int) -> None:
         pass
@@ -269,11 +269,11 @@ def _nothing() -> None:
 
 
 class Combiner(Generic[T]):
-    """Collects what many callers submit and sends it on in batches, one batch at a time.
+    """Collects items from many callers and sends them in batches, one batch at a time.
 
-    Whatever other threads submit while a batch is under way travels together in the next one, sent by whichever of
-    them comes first: no thread of its own, no hand-over between threads for a lone caller. `send_at_once`, if set, may
-    send a batch in a shorter way; where it declines, `send` does.
+    Items that other threads put in while a batch is under way are sent together in the next one, by the first of these
+    threads. There is no background thread, and no switch of threads for a single caller. `send_at_once`, if set, may
+    send a batch in a shorter way; if it declines, `send` does.
     """
 
     def __init__(self, send: Callable[[list[T]], None], linger_s: float, max_waiting: int) -> None:
@@ -290,12 +290,12 @@ class Combiner(Generic[T]):
         """Do nothing: see is_full."""
 
     def put(self, item: T) -> None:
-        """Take an item in and return when it was sent."""
+        """Add an item, and return once it was sent."""
         waiting = self._waiting
         waiting.append(item)
         with self._turn:
             if item not in waiting:
-                return  # the thread before us took it along
+                return  # the previous thread sent it
             if self._linger_s:
                 time.sleep(self._linger_s)
             batch = [waiting.popleft()]
@@ -311,23 +311,23 @@ class Combiner(Generic[T]):
 
 
 def shielded(_limit_s: float, step: Callable[..., None], *args: object) -> None:
-    """Finish the step: nothing cancels a thread."""
+    """Run the step; threads are never cancelled."""
     step(*args)
 
 
 def wait_out(_promise: Promise[Any]) -> BaseException | None:
-    """Do nothing: the result is there, and nothing cancels a thread."""
+    """Do nothing: the result is set, and threads are never cancelled."""
     return None
 
 
 def next_tick() -> None:
-    """Do nothing: other threads run anyway."""
+    """Do nothing; other threads run anyway."""
 
 
 def side_by_side(limit: int, function: Callable[[A], T], items: Iterable[A]) -> list[T]:
     """Call the function with every item, up to `limit` at a time, and return what it returned, in order.
 
-    The first error is raised when all calls that had begun are through.
+    Raises the first error after all calls that had started have ended.
     """
     waiting = list(items)
     if len(waiting) <= 1:

@@ -1,4 +1,4 @@
-"""How functions of the user are called: plain ones in threads beside an event loop, callbacks without harm."""
+"""Calls the user's functions: plain ones in threads, so that they do not block the event loop, and callbacks safely."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _running: set[asyncio.Future[None]] = set()  # an event loop holds its tasks wea
 
 
 class Threads:
-    """Runs plain functions without blocking the event loop, so many at a time.
+    """Runs plain functions without blocking the event loop, at most `size` at a time.
 
-    In daemon threads: those of a ThreadPoolExecutor are joined when the interpreter ends, and one hung handler would
-    keep the process from ending after its grace.
+    Uses daemon threads: the interpreter joins those of a ThreadPoolExecutor when it exits, so that one hung handler
+    would keep the process from ending after its grace period.
     """
 
     def __init__(self, size: int) -> None:
@@ -42,19 +42,19 @@ class Threads:
                 result = function(*args)
             except BaseException as raised:
                 error = raised
-            with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop has been closed
                 loop.call_soon_threadsafe(_keep, promise, (result, error))
 
         self._calls.put(call)
         if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
-            # It knows the queue and not its owner: an owner that is forgotten dismisses it.
+            # It references the queue but not its owner, so that it ends when the owner is garbage-collected.
             name = f"penstock-handler-{len(self._threads)}"
             thread = threading.Thread(target=_serve, args=(self._calls, self._idle), name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
         result, error = await promise
         if error is not None:
-            raise error  # not through the future: that refuses a StopIteration, and the caller would wait for ever
+            raise error  # not through the future, which rejects StopIteration: the caller would wait forever
         return cast("T", result)
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Threads:
 def _serve(calls: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # what it holds is not kept until the next one comes
+        del call  # free what it references now, not when the next one arrives
         idle.release()
 
 

@@ -1,4 +1,4 @@
-"""StreamConsumer: messages of a group to a handler, at least once, each with one live holder at a time."""
+"""StreamConsumer: calls a handler for the messages of a group, at least once, with one live holder at a time."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _MESSAGE_WORKERS = 16
 class StreamConsumer:
     """Runs a handler on the messages of one stream, as one consumer of a group.
 
-    `handler` gets a list of messages and returns the ids that are done; `message_handler` gets one message, and
-    returning means that it is done. Both may be async or plain functions. An exception, or an id that is not returned,
-    is a failed attempt: the message comes again after a growing delay, and goes to the dead letters when its chances
-    are used up.
+    `handler` gets a list of messages and returns the ids of those that are finished; `message_handler` gets one
+    message, and returning means that it is finished. Both may be async or plain functions. An exception, or an id that
+    is not returned, is a failed attempt: the message is retried after a growing delay, and dead-lettered when its
+    attempts are used up.
     """
 
     _instances: ClassVar[weakref.WeakSet[StreamConsumer]] = weakref.WeakSet()
@@ -120,11 +120,11 @@ class StreamConsumer:
     # --- public -------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Handle messages until stop(), SIGTERM, SIGINT, or an error that does not pass by itself, which is raised.
+        """Handle messages until stop(), SIGTERM, SIGINT, or a permanent error, which is raised.
 
-        Guarantees: on the way out nothing new begins, running handlers get `shutdown_grace_ms`, and what is left is
-        handed back at once without counting an attempt. Cancelling run() hands back too. A handler that calls
-        sys.exit() has failed like any other; then run() ends, and raises SystemExit.
+        Guarantees: when stopping, no new handler starts, running handlers get `shutdown_grace_ms`, and all other
+        messages are handed back without counting an attempt. Cancelling run() also hands them back. A handler that
+        calls sys.exit() has failed like any other; then run() ends and raises SystemExit.
         """
         activities, workers = TaskGroup(self._stopping.set_from_outside), TaskGroup(self._stopping.set_from_outside)
         grace_s, on_signal = self.config.shutdown_grace_ms / 1000, self.stop if self.config.handle_signals else None
@@ -136,7 +136,7 @@ class StreamConsumer:
                 self._start(activities, workers)
                 await self._stopping.wait()
         finally:
-            self._leases.stop()  # whatever happened: nobody renews leases for a consumer that is gone
+            self._leases.stop()  # in any case: a consumer that has ended must not renew leases
         self._raise_exit()
         activities.raise_failure()
         workers.raise_failure()
@@ -157,7 +157,7 @@ class StreamConsumer:
                 await self._pass(self._recovery.take_expired)
             await self._janitor.run_due()
         except BaseException:
-            # Cancelled or cut off in the middle: the next pass would pass over what this one still holds.
+            # Cancelled or disconnected: the next pass would skip messages that this one still holds.
             await shielded(CLEANUP_TIMEOUT_S, self._drain.let_go)
             raise
         finally:
@@ -185,7 +185,7 @@ class StreamConsumer:
     # --- one pass -----------------------------------------------------------------------------------
 
     async def _pass(self, step: Callable[[], Awaitable[Any]]) -> None:
-        # Bring messages in, handle all of them, and say so before the pass goes on.
+        # Get messages, handle all of them, and acknowledge them before the pass continues.
         try:
             await step()
             await self._workers.handle_waiting(_directly)
@@ -280,7 +280,7 @@ class StreamConsumer:
     # --- winding up ---------------------------------------------------------------------------------
 
     async def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
-        self._stopping.set()  # cancelled: wake whoever waits for the next turn
+        self._stopping.set()  # if cancelled: wake the activities
         await self._drain.begin()
         await self._drain.let_finish(workers, grace_s)
         if not await activities.join(1.0):
@@ -300,7 +300,7 @@ class StreamConsumer:
         if name is EventName.DEAD_LETTERED:
             self._tally.count(dead=1)
         if name is EventName.DEAD_LETTERS_TRIMMED and isinstance(count := fields["count"], int):
-            self._tally.count(dead_trimmed=count)  # here, for the chores have no other way to it
+            self._tally.count(dead_trimmed=count)  # here, because the chores have no access to it
         self._tell(name, **fields)
 
     def _leases_lost(self, _keys: StreamKeys, lost: list[str]) -> None:
@@ -319,7 +319,7 @@ class StreamConsumer:
         self._stopping.set_from_outside()
 
     def _exit_asked(self, error: BaseException) -> None:
-        # By a handler whose message is settled as failed: nothing new begins, and run() raises what the handler raised.
+        # The handler's message is settled as failed; no other handler starts, and run() raises the error.
         self._exit = error
         self._in_flight.close()
         self._stopping.set_from_outside()
@@ -333,7 +333,7 @@ class StreamConsumer:
         unsettled = self._in_flight.unsettled_ids()
         if self.config.handler_timeout_ms is None:
             return unsettled
-        # A hung handler is not renewed for ever: past its time the lease runs out and another consumer takes over.
+        # The leases of a hung handler expire some time after its timeout, so that another consumer can take over.
         late_s = time.monotonic() - self.config.lease_ms / 1000
         overdue = {m.id for call in list(self._workers.running) if call.is_overdue(late_s) for m in call.messages}
         return [entry_id for entry_id in unsettled if entry_id not in overdue]

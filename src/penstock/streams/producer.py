@@ -1,4 +1,4 @@
-"""StreamProducer: messages into a stream, each once."""
+"""StreamProducer: publishes messages to a stream, each once."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from penstock.type_checks import check_list
 class StreamProducer:
     """Publishes messages to one stream.
 
-    Concurrent calls of push() travel together by themselves. After a lost reply the producer sends again within
-    `retry_budget_ms` and adds nothing twice.
+    Concurrent calls of push() are sent together. After a lost reply, the producer sends again within `retry_budget_ms`,
+    and adds nothing twice.
     """
 
     _instances: ClassVar[weakref.WeakSet[StreamProducer]] = weakref.WeakSet()
@@ -95,7 +95,7 @@ class StreamProducer:
     ) -> str:
         """Add one message and return its id; with a `dedup_key` seen within its window, the id of the earlier one.
 
-        Raises: StreamFull, PublishUnknown, NotDurable, EncodeError, or what Redis says.
+        Raises: StreamFull, PublishUnknown, NotDurable, EncodeError, or an error of Redis.
         """
         if message_id is None and key is None and headers is None and dedup_key is None and expires_in_ms is None:
             message = self._encoder.plain(data)
@@ -117,7 +117,7 @@ class StreamProducer:
         accepted ones.
         """
         check_list("items", items, "push() takes a single message")
-        # All are encoded before any is sent: one that cannot be encoded leaves the stream as it was.
+        # Encode all before sending any, so that one that cannot be encoded leaves the stream unchanged.
         messages = self._encoder.plain_many(items)
         if not messages:
             return []
@@ -142,14 +142,14 @@ class StreamProducer:
         await self._publisher.close()
 
     def _count(self, answers: list[Answer]) -> None:
-        # Once per batch: per message it would be a tenth of the cost of publishing.
+        # Once per batch: for each message, it would add a tenth to the cost of publishing.
         if self._first_push is None:
             self._first_push = time.monotonic()
         unusual = [answer for answer in answers if type(answer) is not str]
         duplicates = refused = 0
         if unusual:
             duplicates = len([answer for answer in unusual if isinstance(answer, Duplicate)])
-            # NotDurable is no refusal: the entry is in the stream.
+            # NotDurable is not a refusal: the entry is in the stream.
             refused = len(unusual) - duplicates - len([answer for answer in unusual if isinstance(answer, NotDurable)])
         added = len(answers) - duplicates - refused
         self._total += added

@@ -1,4 +1,4 @@
-"""Runs the handler on deliveries, and carries out what the policy says about the outcome."""
+"""Runs the handler on deliveries, and settles them as the policy decides."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.policy import GiveUp, RetryAfter, Verdict, after_failure
 from penstock.runtime.aio import Cancelled, Lock, WaitQueue, comes_from_outside, pause
 
 logger = logging.getLogger("penstock.streams")
-_PATIENCE_S = 5.0  # of a last run with handlers that it must not have beside it; nothing new begins meanwhile
+_PATIENCE_S = 5.0  # how long a last run waits for other handlers to end; no new ones begin meanwhile
 _POLL_S = 0.005
 ErrorHook = Callable[[BaseException, list[StreamMessage]], Awaitable[Any]]
-Persist = Callable[..., Awaitable[Any]]  # takes a step, and repeats it through outages of Redis
+Persist = Callable[..., Awaitable[Any]]  # runs a step, and retries it during outages of Redis
 
 
 class DeliveryWorkers:
-    """Handles deliveries: takes one, calls the handler, asks the policy, settles. One instance serves all workers."""
+    """Takes deliveries, calls the handler and settles them. One instance serves all workers."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class DeliveryWorkers:
         self.running: list[RunningCall] = []
 
     async def work(self, persist: Persist) -> None:
-        """Handle messages until nothing is handed out any more."""
+        """Handle messages until InFlight is closed."""
         with self._worker() as worker:
             while True:
                 try:
@@ -62,7 +62,7 @@ class DeliveryWorkers:
                 await (self._run_last if delivery.is_last_chance else self._run)(worker, delivery, persist)
 
     async def handle_waiting(self, persist: Persist) -> None:
-        """Handle what waits now."""
+        """Handle the messages that are waiting now."""
         with self._worker() as worker:
             while (delivery := self._in_flight.take_now(self._batch_limit)) is not None:
                 await (self._run_last if delivery.is_last_chance else self._run)(worker, delivery, persist)
@@ -77,10 +77,10 @@ class DeliveryWorkers:
             self.running.remove(worker)
 
     async def _run_last(self, worker: RunningCall, delivery: Delivery, persist: Persist) -> None:
-        # Should it take the process down, no other message may be on its last run or done and not yet acknowledged.
+        # In case it kills the process, no other message may be on its last run, or finished but not acknowledged.
         async with self._alone:
             if delivery.is_suspect:
-                # Nor may another one take it down: it would die with a neighbour, and its chances are used up.
+                # No other handler may kill the process either, because this message has no attempt left.
                 self._is_one_alone = True
             try:
                 deadline_s = time.monotonic() + _PATIENCE_S
@@ -98,7 +98,7 @@ class DeliveryWorkers:
     async def _run(self, worker: RunningCall, delivery: Delivery, persist: Persist) -> None:
         # Runs the handler once and settles every message of the delivery.
         try:
-            worker.is_busy = True  # before the look: of a last run and this one, one waits
+            worker.is_busy = True  # before the check: either a last run waits for this one, or this one for it
             while self._is_one_alone and not delivery.is_last_chance:
                 worker.is_busy = False
                 await self._others.wait_until(lambda: not self._is_one_alone)
@@ -119,9 +119,9 @@ class DeliveryWorkers:
             finally:
                 worker.messages = ()
             if worker.cause is not None:
-                worker.resume()  # also when the handler swallowed its cancellation, or raised something else for it
+                worker.resume()  # also if the handler swallowed its cancellation, or raised another error
             ids = [message.id for message in messages]
-            # Of the questions nearly always one of the first two is answered with yes, and they cost nothing.
+            # Nearly always, one of the first two checks, which are cheap, succeeds.
             if error is None and (returned is None or returned == ids or _texts(returned).issuperset(ids)):
                 delivery.finish(messages, ids)
             else:
@@ -147,7 +147,7 @@ class DeliveryWorkers:
     async def _settle(
         self, delivery: Delivery, done: set[str], error: BaseException | None, verdicts: dict[str, Verdict]
     ) -> None:
-        # Called again after an outage: what was settled before is not in flight any more and is passed over.
+        # Called again after an outage: skips messages that are settled, and so no longer in flight.
         finished = [message for message in delivery.messages if message.id in done]
         delivery.finish(finished, [message.id for message in finished])
         failed = delivery.unsettled()
@@ -165,7 +165,7 @@ class DeliveryWorkers:
 
     async def _report(self, error: BaseException, messages: list[StreamMessage], verdicts: dict[str, Verdict]) -> None:
         self._in_flight.context.tally.count(errors=1)
-        # Those that are given up are logged with their dead letters.
+        # Those that are dead-lettered are logged with their records.
         again = [m for m in messages if isinstance(verdicts[m.id], RetryAfter)]
         if again:
             first, verdict, commands = again[0], verdicts[again[0].id], self._in_flight.context.commands
@@ -192,21 +192,23 @@ class DeliveryWorkers:
             logger.exception("error_hook raised an error")
 
     def lose_leases(self, lost: list[str]) -> None:
-        """Let go of messages that belong to other consumers now, and end the calls that have no others."""
+        """Remove messages that now belong to other consumers, and interrupt calls that have no others."""
         self._in_flight.lose(lost)
         for worker in self.running:
-            if worker.messages and all(message.lease_lost for message in worker.messages):
-                worker.interrupt(LeaseLost(f"lost the lease of {_named(worker.messages)} to another consumer"))
+            messages = worker.messages  # with threads, the call may end at any moment
+            if messages and all(message.lease_lost for message in messages):
+                worker.interrupt(LeaseLost(f"lost the lease of {_named(messages)} to another consumer"))
 
     def interrupt_overdue(self) -> None:
-        """End calls that have been running for too long."""
+        """Interrupt calls that have exceeded their timeout."""
+        commands = self._in_flight.context.commands
         for worker in self.running:
-            if worker.is_overdue(time.monotonic()):
-                commands = self._in_flight.context.commands
+            messages = worker.messages
+            if messages and worker.is_overdue(time.monotonic()):
                 worker.interrupt(
                     HandlerTimeout(
                         f"handler for {commands.keys.stream}/{commands.group} exceeded "
-                        f"handler_timeout_ms={self._timeout_s * 1000:.0f} on {_named(worker.messages)}"
+                        f"handler_timeout_ms={self._timeout_s * 1000:.0f} on {_named(messages)}"
                     )
                 )
 
@@ -217,5 +219,5 @@ def _named(messages: Sequence[StreamMessage]) -> str:
 
 
 def _texts(returned: Iterable[object]) -> set[str]:
-    # A handler may return anything, also what no set can hold: whatever is no text is no id.
+    # A handler may return anything, even unhashable objects; only a str can be an id.
     return {item for item in returned if isinstance(item, str)}

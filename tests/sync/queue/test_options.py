@@ -191,7 +191,7 @@ def test_the_callback_of_the_heartbeat(nowhere: StreamClient) -> None:
         refused(nowhere, f"{option} must be a function that takes no arguments, not", True, **beats, **{option: value})
     refused(
         nowhere,
-        "called without arguments: give its parameters defaults",
+        "on_heartbeat_failure is called with no arguments, which its signature does not accept",
         True,
         **beats,
         **{option: lambda reason: reason},

@@ -1,4 +1,4 @@
--- Extends the lock of one data stream where it lies in another slot than the load balancer stream.
+-- Extends the lock of one data stream, where it is in another slot than the load balancer stream.
 -- KEYS: 1 lock
 -- ARGV: 1 consumer, 2 TTL in ms, 3 '1' = take it if nobody holds it
 -- Returns: 1 = this consumer holds it, 0 = nobody does, -1 = another one does
