@@ -151,8 +151,15 @@ def _deliver(lineage: Lineage, event: str) -> None:
     if lineage.token is not None:
         headers["Authorization"] = f"Bearer {lineage.token}"
     request = urllib.request.Request(lineage.url, event.encode(), headers)  # noqa: S310 - http or https, see above
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310 - likewise
+    with urllib.request.build_opener(_NoRedirect).open(request, timeout=_TIMEOUT_S):
         pass
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error: urllib would send the token there, and leave out the event."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Return no other request."""
 
 
 def _version() -> str:
