@@ -24,7 +24,7 @@ from penstock.spark.pipeline.progress import Progress, slow_batch
 from penstock.spark.pipeline.spec import DECODE, Pipeline
 from penstock.spark.pipeline.status import Driver, Places
 from penstock.spark.pipeline.steps import functions_of
-from penstock.spark.pipeline.validation import validate
+from penstock.spark.pipeline.validation import PipelineInvalid, validate
 from penstock.spark.runtime.code_shipping import send_modules
 from penstock.spark.runtime.errors import StopAsked, analyzed, is_server_gone, one_line, without_query_log
 from penstock.spark.runtime.master import is_connect
@@ -50,6 +50,8 @@ _PASSES = re.compile(
     r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host"
     r"|Python worker (?:exited unexpectedly|failed to connect back))\b"
 )
+_SLOW_START = "Python worker failed to connect back"  # within the ten seconds that Spark gives it, on a busy machine
+_MOST_SLOW_STARTS = 3
 _LONGEST_PAUSE_S = 60.0
 _OF_A_BATCH = ("batch", "rows", "seconds", "rows_per_s", "lag", "eta_s")
 _LOOK_FOR_STOP_S = 0.1
@@ -133,7 +135,7 @@ class Run:
         """
         send_modules(self._spark, functions_of(self._pipeline.steps))
         with _starting:
-            rows = validate(self._pipeline, self._spark, self._places.starting())
+            rows = self._validated()
         if self._is_remote:
             allow_batches(self._places)  # of a run before this one
         elif (files := Files(self._spark)).local(self._pipeline.checkpoint) is None:
@@ -149,6 +151,15 @@ class Run:
             unsubscribe()
         return self.report
 
+    def _validated(self) -> DataFrame:
+        for left in reversed(range(_MOST_SLOW_STARTS)):
+            try:
+                return validate(self._pipeline, self._spark, self._places.starting())
+            except PipelineInvalid as error:
+                if not left or _SLOW_START not in str(error):
+                    raise
+        raise AssertionError("unreachable")
+
     def _run_reported(self, rows: DataFrame) -> None:
         """Run to the end, and let events and lineage know of it."""
         self._lineage.emit("START")
@@ -163,7 +174,10 @@ class Run:
         self._emit(EventName.STOPPED, reason="stopped" if self.report.is_stopped else "done")
 
     def _run_with_restarts(self, rows: DataFrame) -> None:
-        """Run to the end; a continuous run begins again, after a pause, when it ends with a failure that passes."""
+        """Run to the end, and restart after a pause: a continuous run after any transient failure.
+
+        A run until everything is read restarts only if Spark gave up on a Python worker that was slow to start.
+        """
         failures = 0
         while True:
             batches = self.report.batches
@@ -174,7 +188,10 @@ class Run:
                 return
             except PipelineFailed as error:
                 failures = 1 if self.report.batches > batches else failures + 1
-                if self._once or self._is_stopping or not error.is_transient or failures > self._pipeline.restarts:
+                is_slow_start = _SLOW_START in str(error.__cause__)
+                most = min(self._pipeline.restarts, _MOST_SLOW_STARTS) if self._once else self._pipeline.restarts
+                may_restart = error.is_transient and (is_slow_start or not self._once)
+                if self._is_stopping or not may_restart or failures > most:
                     raise
                 pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1))
                 logger.warning("%s. Restarting in %g s (restart %d)", error, pause_s, failures)
