@@ -44,6 +44,7 @@ class Upsert:
     entry_id: str | None
     delete_when: str | None
     tie: str | None = None
+    has_text_order: bool = False
 
     @classmethod
     def of(cls, sink: KeyedOptions, schema: StructType) -> Upsert | None:
@@ -52,10 +53,12 @@ class Upsert:
             return None
         origin = origin_of(schema)
         if sink.order_by is not None:
-            return cls(sink.key, sink.order_by, None, sink.delete_when, None if origin is None else origin.id)
+            is_text = sink.order_by in schema.names and schema[sink.order_by].dataType.typeName() == "string"
+            tie = None if origin is None else origin.id
+            return cls(sink.key, sink.order_by, None, sink.delete_when, tie, is_text)
         if origin is None:
             return cls(sink.key, None, None, sink.delete_when)
-        return cls(sink.key, sink.order_column, origin.id, sink.delete_when)
+        return cls(sink.key, sink.order_column, origin.id, sink.delete_when, has_text_order=True)
 
     @property
     def has_order_of_its_own(self) -> bool:

@@ -252,6 +252,10 @@ class PostgresWriter(StagedWriter):
         action = f"UPDATE SET {changes} WHERE {names.newer('excluded')}" if changes else "NOTHING"
         yield f"{insert} ON CONFLICT ({', '.join(names.key)}) DO {action}"
 
+    def comparable(self, column: str, upsert: Upsert) -> str:
+        """Return a column of the order: strings compare by their bytes, as in Spark, whatever the collation."""
+        return f'{column}::text COLLATE "C"' if upsert.has_text_order else column
+
     @property
     def target(self) -> str:
         """The name of the target, quoted."""
@@ -285,6 +289,9 @@ class PostgresWriter(StagedWriter):
         # Closed at the end, for Java to know that no more is wanted: not whenever memory is tidied.
         with self.transaction() as transaction, closing(found):
             connection = transaction.connection
+            transaction.run(
+                "SET CONSTRAINTS ALL IMMEDIATE"
+            )  # nothing is committed here, where deferred ones would fail
             transaction.run(f"CREATE TEMP TABLE {_TRIED} ON COMMIT DROP AS {self._empty(columns)}")
 
             def attempt(some: Sequence[Row]) -> Exception | None:

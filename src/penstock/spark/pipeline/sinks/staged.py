@@ -134,7 +134,7 @@ class StagedWriter(ABC):
         insert = f"INSERT INTO {self.target} ({into}) SELECT {taken} FROM {stage} WHERE {chosen}"  # noqa: S608
         if upsert is None:
             return transaction.run(insert)
-        names, moved = Names(self.target, stage, there, self.quoted, upsert), 0
+        names, moved = Names(self.target, stage, there, self.quoted, self.comparable, upsert), 0
         for statement in self.replacing(names, insert, condition, deletes=deletes):
             moved = transaction.run(statement)
         return moved
@@ -158,6 +158,10 @@ class StagedWriter(ABC):
     def spelled(self, transaction: Transaction, columns: Sequence[str]) -> dict[str, str]:  # noqa: ARG002
         """Return how statements name the columns in the target."""
         return {name: self.quoted(name) for name in columns}
+
+    def comparable(self, column: str, upsert: Upsert) -> str:  # noqa: ARG002
+        """Return a column of the order as SQL that compares its values as Spark does."""
+        return column
 
     # --- rows that it does not take ---
 
@@ -194,6 +198,7 @@ class Names:
     stage: str
     there: Mapping[str, str]
     quoted: Callable[[str], str]
+    comparable: Callable[[str, Upsert], str]
     upsert: Upsert
 
     @property
@@ -217,7 +222,8 @@ class Names:
         order = self.upsert.order
         if order is None:
             return _EVERY
-        there, here = f"{self.target}.{self.there[order]}", f"{staged or self.stage}.{self.quoted(order)}"
+        columns = f"{self.target}.{self.there[order]}", f"{staged or self.stage}.{self.quoted(order)}"
+        there, here = (self.comparable(column, self.upsert) for column in columns)
         return f"({there} IS NULL OR {here} >= {there})"
 
     def deletion(self, condition: str) -> str:
