@@ -242,7 +242,7 @@ class DeltaSparkWriter(_DeltaSink):
         if upsert is None:
             self._append(self.partitions.added(visible(rows)), key, token)
         else:
-            self._merge(self.partitions.added(upsert.newest(rows)), upsert, key, token)
+            self._merge(self.partitions.added(upsert.newest(rows)), upsert, key, token, mark)
         mark("delta committed")
         # Delta leaves a batch out that it has, and does not say so: then no commit is ours.
         return self._has_commit(spark, token)
@@ -258,13 +258,14 @@ class DeltaSparkWriter(_DeltaSink):
         writer = writer.option("txnAppId", self._owner(key)).option("txnVersion", str(key.number))
         writer.option("userMetadata", token).save(self._sink.path)
 
-    def _merge(self, rows: DataFrame, upsert: Upsert, key: BatchKey, token: str) -> None:
+    def _merge(self, rows: DataFrame, upsert: Upsert, key: BatchKey, token: str, mark: FailPoint) -> None:
         spark = rows.sparkSession
         if not self._is_table(spark) or self._sink.evolve:
             # Without rows: it makes the table, or adds the columns that it lacks.
             empty = spark.createDataFrame([], rows.drop(DELETED).schema)
             writer = empty.write.format("delta").mode("append").option("mergeSchema", "true")
             writer.partitionBy(*self.partitions.names).save(self._sink.path)
+            mark("delta prepared")
         rows.createOrReplaceTempView(_ROWS)
         settings = {
             "spark.databricks.delta.write.txnAppId": self._owner(key),
@@ -279,7 +280,8 @@ class DeltaSparkWriter(_DeltaSink):
         return f"delta.`{self._sink.path}`"
 
     def _is_table(self, spark: SparkSession) -> bool:
-        return bool(Files(spark).names(joined(self._sink.path, "_delta_log")))
+        # A killed driver may leave a folder without a commit, or with the draft of one.
+        return any(name[:1].isdigit() for name in Files(spark).names(joined(self._sink.path, "_delta_log")))
 
 
 @contextmanager
