@@ -35,7 +35,7 @@ from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.metrics import PipelineMetrics
 from penstock.spark.pipeline.preview import preview
 from penstock.spark.pipeline.reset import plan_reset, reset
-from penstock.spark.pipeline.running import PipelineFailed, Report, Run, passes
+from penstock.spark.pipeline.running import PipelineFailed, Report, Run, is_transient_failure
 from penstock.spark.pipeline.status import Driver, PipelineBusy, Places, status
 from penstock.spark.pipeline.validation import PipelineInvalid
 from tests.spark.pipeline.conftest import SHOP, add_orders
@@ -222,7 +222,7 @@ def test_a_run_of_what_is_there_restarts_if_a_python_worker_was_slow_to_start(
     ],
 )
 def test_what_a_restart_of_the_database_brings_about_passes(failure: str, is_passing: bool) -> None:
-    assert passes(failure) is is_passing
+    assert is_transient_failure(failure) is is_passing
 
 
 # --- metrics and lineage ----------------------------------------------------------------------------

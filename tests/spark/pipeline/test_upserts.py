@@ -427,9 +427,7 @@ def test_what_is_wrong_with_a_key_is_told_before_anything_runs(
     assert problem.startswith("delete_when = \"op = 'd'\": [UNRESOLVED_COLUMN")
     for changing, what in (("k < unix_seconds(now())", "now()"), ("rand() < 0.5", "rand()")):
         (problem,) = problems(delete_when=changing)
-        assert problem.startswith(
-            f"delete_when = {changing!r} deletes other rows each time it is asked: leave out {what}"
-        )
+        assert problem.startswith(f"delete_when = {changing!r} deletes different rows each time: remove {what}")
     kept = spark.createDataFrame([], "_stream string, _id string, k bigint").schema
     (problem,) = writer_of(stores.sink("postgres"), pipeline_of(), spark).problems(kept)
     assert problem.startswith("table 'latest' has no column 'penstock_order', in which a sink with a key stores")
