@@ -135,6 +135,23 @@ def test_the_newest_row_of_each_key_stays_whichever_library_merges(
     assert spark.conf.get("spark.databricks.delta.write.txnVersion", None) is None
 
 
+def test_a_crash_while_a_table_with_a_key_is_made_or_gets_a_column_changes_nothing(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, tmp_path: Path
+) -> None:
+    path = tmp_path / "delta"
+    (path / "_delta_log").mkdir(parents=True)
+    (path / "_delta_log" / ".00000000000000000000.json.tmp").touch()  # as a driver leaves it that is killed earlier
+    for first, column in ((0, ""), (10, ", 'x' AS word")):
+        add_orders(stream_redis, 10, first=first)
+        sink = Delta(str(path), key="n", evolve=True, library="spark")
+        pipeline = pipeline_of(Sql(f"SELECT n{column}, stream AS _stream, id AS _id FROM input"), sinks=(sink,))
+        crash_after_each(run, pipeline, ["delta prepared", "delta committed"])
+        run(pipeline)
+    found = DeltaTable(path).to_pyarrow_table().sort_by("n")
+    assert found["n"].to_pylist() == list(range(20))
+    assert found["word"].to_pylist() == [None] * 10 + ["x"] * 10
+
+
 @pytest.mark.parametrize("library", ["spark", "python"])
 def test_a_new_column_is_added_if_that_is_allowed(
     spark: SparkSession, pipeline_of: Declare, tmp_path: Path, library: str

@@ -1,7 +1,7 @@
-"""The source, the dead letters and the handlers of pipelines for projects of Spark Declarative Pipelines.
+"""The source, the dead letters and the handlers of pipelines, for projects of Spark Declarative Pipelines.
 
-Such a project owns its queries, checkpoints and tables. What is left for us is the rows of a table: a DataFrame, whose
-plan decodes payloads, runs handlers and writes dead letters on the executors, as in a pipeline of ours.
+Such a project owns its queries, checkpoints and tables. Penstock provides the rows of a table: a DataFrame whose plan
+decodes payloads, runs handlers and writes dead letters on the executors, as in a pipeline.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _NO_CHECKPOINT = "of spark-pipelines"
 
 
 def rows(name: str, source: Source, *steps: Handler | Function | Sql) -> DataFrame:
-    """Return the rows of streams, for the tables and sinks of a project; to be called outside of its query functions.
+    """Return the rows of streams, for the tables and sinks of a project; call it outside of query functions.
 
-    In there Spark allows no question about columns, and the plan of the rows depends on them. `name` is what dead
-    letters call the pipeline. Payloads that cannot be decoded, rows that are not valid, and messages that a handler
-    gives up go to the dead letters of their stream, once each.
+    Inside them, Spark does not let code read the columns of a DataFrame, and the plan of the rows depends on them.
+    `name` is the name of the pipeline in dead letters. Payloads that cannot be decoded, invalid rows, and messages for
+    which a handler keeps failing become dead letters of their stream, once each.
 
-    Raises: ConfigurationError for what cannot work.
+    Raises: ConfigurationError for invalid arguments.
     """
     from pyspark.sql import SparkSession
 

@@ -35,7 +35,7 @@ from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.metrics import PipelineMetrics
 from penstock.spark.pipeline.preview import preview
 from penstock.spark.pipeline.reset import plan_reset, reset
-from penstock.spark.pipeline.running import PipelineFailed, Report, Run, passes
+from penstock.spark.pipeline.running import PipelineFailed, Report, Run, is_transient_failure
 from penstock.spark.pipeline.status import Driver, PipelineBusy, Places, status
 from penstock.spark.pipeline.validation import PipelineInvalid
 from tests.spark.pipeline.conftest import SHOP, add_orders
@@ -180,6 +180,37 @@ def test_a_failure_that_stays_ends_the_run(
     assert running.report.restarts == restarts
 
 
+@pytest.mark.rotates
+def test_a_run_of_what_is_there_restarts_if_a_python_worker_was_slow_to_start(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from penstock.spark.pipeline import running
+
+    monkeypatch.setattr(running, "_LONGEST_PAUSE_S", 0.01)
+    add_orders(stream_redis, 5)
+    why, validate = "Python worker failed to connect back.", running.validate
+    too_slow = iter([True])
+
+    def validated(*given: Any) -> Any:
+        if next(too_slow, False):
+            raise PipelineInvalid((f"source: {why}",))
+        return validate(*given)
+
+    monkeypatch.setattr(running, "validate", validated)
+    failures = iter([why, why])
+
+    def fail(step: str) -> None:
+        if step == "begun" and (found := next(failures, None)) is not None:
+            raise OSError(found)
+
+    report = Run(pipeline_of(), spark, once=True, mark=fail).run()
+    assert (report.restarts, report.rows, table()) == (2, 5, [0, 1, 2, 3, 4])
+    add_orders(stream_redis, 1)
+    failures = iter(["Connection refused"])
+    with pytest.raises(PipelineFailed, match="Connection refused"):
+        Run(pipeline_of(), spark, once=True, mark=fail).run()
+
+
 @pytest.mark.parametrize(
     ("failure", "is_passing"),
     [
@@ -191,7 +222,7 @@ def test_a_failure_that_stays_ends_the_run(
     ],
 )
 def test_what_a_restart_of_the_database_brings_about_passes(failure: str, is_passing: bool) -> None:
-    assert passes(failure) is is_passing
+    assert is_transient_failure(failure) is is_passing
 
 
 # --- metrics and lineage ----------------------------------------------------------------------------
@@ -320,6 +351,35 @@ def test_lineage_is_told_to_a_server_and_one_that_is_away_stops_nothing(caplog: 
     assert event["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
     LineageRun(declared(Lineage(url)), is_continuous=True).emit("START")
     assert "could not send the OpenLineage event START" in caplog.text
+
+
+def test_the_token_of_a_lineage_server_does_not_follow_a_redirect(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[str | None] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            asked.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        LineageRun(declared(Lineage(url, token="t0ken")), is_continuous=True).emit("START")
+        server.shutdown()
+        thread.join()
+    assert not asked
+    assert "could not send the OpenLineage event START" in caplog.text
+    assert "302" in caplog.text
 
 
 @pytest.mark.rotates

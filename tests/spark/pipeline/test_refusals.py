@@ -92,6 +92,19 @@ def test_whatever_postgres_refuses_is_a_dead_letter_and_stays_one(
     assert told[5].startswith("sink 'postgres' rejected the row ")
 
 
+def test_a_constraint_that_is_checked_at_the_end_of_a_transaction_refuses_single_rows(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, postgres: PostgresServer
+) -> None:
+    postgres.execute("CREATE TABLE known (n bigint PRIMARY KEY); INSERT INTO known VALUES (0), (2)")
+    postgres.execute("CREATE TABLE orders (n bigint REFERENCES known DEFERRABLE INITIALLY DEFERRED)")
+    add(stream_redis, *({"n": n} for n in (0, 1, 2)))
+    run(
+        pipeline_of(Sql("SELECT n, stream AS _stream, id AS _id FROM input"), sinks=(Postgres(postgres.dsn, "orders"),))
+    )
+    assert postgres.execute("SELECT n FROM orders ORDER BY n") == [(0,), (2,)]
+    assert "violates foreign key constraint" in refused(stream_redis)[1]
+
+
 @pytest.mark.slow
 def test_each_sink_refuses_for_itself(
     stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, postgres: PostgresServer,

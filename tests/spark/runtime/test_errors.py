@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.spark.runtime.errors import is_server_gone, one_line
+from contextlib import ExitStack
+
+from penstock.spark.runtime.errors import is_server_gone, one_line, without_query_log
 
 LONG = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [FOREACH_BATCH_USER_FUNCTION_ERROR] Reason: x
 Return Message: Traceback (most recent call last):
@@ -83,3 +85,16 @@ def test_an_error_that_only_passes_another_one_on_gives_way_to_it() -> None:
         "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [DIVIDE_BY_ZERO] By zero.", root
     )
     assert one_line(told) == "[DIVIDE_BY_ZERO] By zero."
+
+
+def test_the_query_log_stays_off_until_the_last_of_several_pipelines_has_ended() -> None:
+    from pyspark.logger import PySparkLogger
+
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(without_query_log())
+    second.enter_context(without_query_log())
+    first.close()
+    assert logger.disabled
+    second.close()
+    assert not logger.disabled

@@ -1,4 +1,4 @@
-"""What is done with each batch: into all sinks, each once, in an order that survives a crash at any point."""
+"""Writes each batch to all sinks, to each one once, in an order that survives a crash at any point."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logger = logging.getLogger("penstock.spark")
 
 
 def writer_of(sink: Sink, pipeline: Pipeline, spark: SparkSession) -> Writer:
-    """Return the writer for a sink; raise ConfigurationError if there is none on such a session."""
+    """Return the writer for a sink; raise ConfigurationError if the session does not support the sink."""
     if is_connect(spark) and (isinstance(sink, Jdbc) or getattr(sink, "library", None) == "spark"):
         raise ConfigurationError(
             "this sink needs the driver's JVM, which Spark Connect does not expose: use the sink postgres, a "
@@ -68,12 +68,12 @@ def _of_files(sink: Parquet | Delta | Iceberg, spark: SparkSession) -> Writer:
 
 
 class StageOutdated(PenstockError):
-    """A batch that some sinks have cannot be computed anew for the others."""
+    """A batch that some sinks have cannot be computed again for the others."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How rows reach a sink: the step that they come from, which of them, and who writes them."""
+    """How rows reach a sink: the step that they come from, the condition that selects them, and the writer."""
 
     sink: str
     writer: Writer
@@ -87,11 +87,10 @@ class Route:
 
 
 class Batches:
-    """Writes the batches of one query; Spark calls it with each.
+    """Writes the batches of one query; Spark calls it with each batch.
 
-    With one sink that shows a batch in one step, the rows go straight there. Otherwise they are staged first, and so
-    are those of a batch that a sink does not take as it is. Steps behind the trunk are computed from the staged rows,
-    and staged as well.
+    A single sink that makes a batch visible in one step gets the rows directly. Otherwise they are staged first, also
+    if a sink rejects some of them. Steps after the trunk are computed from the staged rows, and staged as well.
     """
 
     def __init__(
@@ -104,22 +103,22 @@ class Batches:
         is_stateful: bool,
         mark: FailPoint = no_fail_point,
     ) -> None:
-        """`staging` returns the staged batches of a step, `query` the id of the query that runs."""
+        """`staging` returns the staged batches of a step, `query` the id of the running query."""
         self._pipeline, self._routes, self._query = pipeline, routes, query
         self._trunk = pipeline.trunk
         self._staging = staging(self._trunk)
-        self._behind = {each.step: staging(each.step) for each in routes if each.step != self._trunk}
+        self._branches = {each.step: staging(each.step) for each in routes if each.step != self._trunk}
         self._rejected = RejectedRows(dead_letter_config(pipeline))
         self._is_stateful, self._mark = is_stateful, mark
         self._stop = threading.Event()
-        self._has_left = True  # perhaps, a batch that was staged for its refused rows
-        self.under_way: tuple[int, float] | None = None  # the batch, and the moment when it began
+        self._may_have_staged = True  # a batch that was staged because a sink rejected rows
+        self.under_way: tuple[int, float] | None = None  # the batch, and when it began
 
     @classmethod
     def of(
         cls, pipeline: Pipeline, spark: SparkSession, places: Places, query: Callable[[], str], **given: Any
     ) -> Batches:
-        """Return what writes the batches of a pipeline, with the writers of its sinks on a session."""
+        """Return the batches of a pipeline, with the writers of its sinks on a session."""
         steps, files = pipeline.outputs(), files_of(spark)
         routes = [
             Route(sink.name, writer_of(sink, pipeline, spark), steps[sink.name], sink.where) for sink in pipeline.sinks
@@ -131,7 +130,7 @@ class Batches:
         return cls(pipeline, routes, staging, query, **given)
 
     def stop(self) -> None:
-        """Let the batch that runs end, and no other begin."""
+        """Let the current batch finish, and start no other."""
         self._stop.set()
 
     @property
@@ -142,7 +141,9 @@ class Batches:
     @property
     def is_staged(self) -> bool:
         """Whether batches are staged before they are written."""
-        return len(self._routes) > 1 or bool(self._behind) or not all(route.writer.is_atomic for route in self._routes)
+        return (
+            len(self._routes) > 1 or bool(self._branches) or not all(route.writer.is_atomic for route in self._routes)
+        )
 
     def __call__(self, rows: DataFrame, number: int) -> None:
         """Write one batch."""
@@ -161,11 +162,11 @@ class Batches:
         is_staged = self.is_staged or is_repeated
         if is_staged:
             rows = self._staged(rows, key)
-        elif self._has_left:
+        elif self._may_have_staged:
             self._staging.forget_before(rows, key)
-            self._has_left = False
+            self._may_have_staged = False
         frames = {self._trunk: rows}
-        frames |= {step: self._branch(step, staging, rows, key) for step, staging in self._behind.items()}
+        frames |= {step: self._branch(step, staging, rows, key) for step, staging in self._branches.items()}
         for route in self._routes:
             given = route.rows(frames)
             left = self._rejected.left(given, key, route.sink) if is_repeated else given
@@ -178,19 +179,19 @@ class Batches:
         self._mark("done")
 
     def _is_outdated(self, rows: DataFrame, key: BatchKey) -> bool:
-        """Tell whether other steps have staged the batch, so that it is computed anew.
+        """Return whether other steps have staged the batch, so that it must be computed again.
 
         Raises: StageOutdated if a sink has it already.
         """
-        if not (self.is_staged or self._has_left) or not self._staging.is_outdated(rows, key):
+        if not (self.is_staged or self._may_have_staged) or not self._staging.is_outdated(rows, key):
             return False
         self._check_new(self._routes, key)
-        for staging in self._behind.values():
+        for staging in self._branches.values():
             staging.forget_all(key)
         return True
 
     def _check_new(self, routes: Iterable[Route], key: BatchKey) -> None:
-        """Raise StageOutdated if one of the sinks has the batch, or may have a part of it."""
+        """Raise StageOutdated if one of the sinks has the batch, or may have part of it."""
         for route in routes:
             if (route.writer.is_atomic or self._staging.has_begun(route.sink, key)) and route.writer.has(key):
                 raise StageOutdated(
@@ -200,10 +201,10 @@ class Batches:
                 )
 
     def _put(self, route: Route, rows: DataFrame, key: BatchKey, *, unstaged: DataFrame | None) -> bool:
-        """Write the rows that a sink takes, the others into the dead letters; tell whether the batch was new.
+        """Write the rows that a sink accepts, dead-letter the others, and return whether the batch was new.
 
-        `unstaged` are the rows of the trunk if they are not staged yet: all of them are then, for a sink that is added
-        before the batch is repeated may want those that this one does not.
+        `unstaged` are the rows of the trunk if they are not staged yet. If the sink rejects some, all of the trunk is
+        staged: a sink that is added before the batch is repeated may need rows that this one does not get.
         """
         writer = route.writer
         try:
@@ -211,7 +212,7 @@ class Batches:
         except Exception as error:
             if not writer.is_refusal(error):
                 raise
-            self._has_left = True
+            self._may_have_staged = True
             if unstaged is not None:
                 rows = route.rows({self._trunk: self._staged(unstaged, key)})
             left = self._rejected.without_refused(rows, key, route.sink, writer)
@@ -221,7 +222,7 @@ class Batches:
         return writer.write(left, key, self._mark)
 
     def _branch(self, step: int, staging: Staging, rows: DataFrame, key: BatchKey) -> DataFrame:
-        """Return the rows of a step behind the trunk, which are computed once."""
+        """Return the rows of a step after the trunk; they are computed once."""
         made = Planner(rows.sparkSession, self._pipeline).branch(rows, step)
         if staging.is_outdated(made, key):
             self._check_new((route for route in self._routes if route.step == step), key)
@@ -240,7 +241,7 @@ class Batches:
 
 
 def _compute(rows: DataFrame) -> None:
-    # Spark wants to see the state of each batch committed by this run, though the rows are in place already.
+    # Spark requires each run to commit the state of its batches, even if the rows are already written.
     rows.write.format("noop").mode("overwrite").save()
 
 
@@ -251,11 +252,11 @@ _STOP = "stop"
 
 @dataclass(frozen=True)
 class RemoteBatches:
-    """Writes the batches of a pipeline on a Spark Connect server, which it is pickled for.
+    """Writes the batches of a pipeline on a Spark Connect server; it is pickled to get there.
 
-    The query runs on the server, and so does this: in a Python process that the server starts, with a session of its
-    own. The client can tell it nothing but by files. So the checkpoint, and whatever else a pipeline keeps in files, is
-    on a disk that the client, the server and the executors share under the same path.
+    It runs in a Python process that the server starts, with its own session, and the client can reach it only through
+    files. So the checkpoint and all other files of a pipeline are on a disk that the client, the server and the
+    executors share under the same path.
     """
 
     pipeline: Pipeline
@@ -265,7 +266,7 @@ class RemoteBatches:
         places = Places(self.pipeline.checkpoint)
         if _stop_file(places).exists():
             raise StopAsked(f"batch {number} was not started: the pipeline was asked to stop")
-        # Whether the plan keeps state cannot be seen from here: to compute a batch once too often does no harm.
+        # Here, whether the plan keeps state is unknown; computing a batch once more does no harm.
         batches = Batches.of(
             self.pipeline, rows.sparkSession, places, lambda: query_id(places.checkpoint), is_stateful=True
         )
@@ -273,12 +274,12 @@ class RemoteBatches:
 
 
 def refuse_batches(places: Places) -> None:
-    """Let the batch that runs end, and no other begin."""
+    """Let the current batch finish, and start no other."""
     _stop_file(places).touch()
 
 
 def allow_batches(places: Places) -> None:
-    """Let batches begin."""
+    """Allow batches to start."""
     _stop_file(places).unlink(missing_ok=True)
 
 

@@ -1,14 +1,14 @@
-"""Calls the handler of the workers, async or plain, decides what its answer means, and ends it when its time is over.
+"""Calls the workers' handler, async or plain, interprets what it returns, and enforces its timeout.
 
-Whatever a handler hangs in, the task does not hang with it, in the Python worker that runs it:
+A handler that hangs does not block its task forever:
 
 | the handler hangs in                              | what ends it                                                     |
 |---------------------------------------------------|------------------------------------------------------------------|
-| an await                                          | it is cancelled when the time is over                            |
-| Python, a system call (a socket, a lock, a sleep) | an alarm signal, which raises in the midst of it                 |
-| C code that pays no heed to signals               | the worker process is ended a little later, and Spark repeats    |
-|                                                   | the task. The one message in hand is given up before that        |
-| C code that holds the interpreter's lock as well  | the same, but nothing can be noted any more                      |
+| an await                                          | it is cancelled at the timeout                                   |
+| Python, a system call (a socket, a lock, a sleep) | an alarm signal, whose handler raises an exception               |
+| C code that ignores signals                       | the worker process exits a little later, and Spark repeats the   |
+|                                                   | task. A message that was handled alone is dead-lettered first    |
+| C code that also holds the GIL                    | the same, but nothing can be recorded any more                   |
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from penstock.spark.pipeline.dead_letters import Failure
 T = TypeVar("T")
 logger = logging.getLogger("penstock.spark")
 _MOST_GRACE_S = 5.0
-_AGAIN_S = 1.0  # after an alarm that a handler has swallowed
+_REPEAT_ALARM_S = 1.0  # until the next alarm, if the handler swallowed the exception
 _DIED, _STDERR = 70, 2
 _OUTPUT_MISSING: Mapping[str, Any] = {}
 
 
 class Alarm(BaseException):
-    """Raised in the midst of a handler; no Exception, which handlers like to catch."""
+    """Raised inside a handler; not an Exception, because handlers often catch those."""
 
 
 class Deadline:
-    """The time that each call of a handler has; for the main thread, in which Spark runs its tasks."""
+    """The timeout of each call of a handler; for the main thread, where Spark runs its tasks."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -54,13 +54,13 @@ class Deadline:
 
     @property
     def overdue(self) -> HandlerTimeout:
-        """What a call that took too long is told as."""
+        """The error for a call that took too long."""
         return HandlerTimeout(f"handler exceeded its timeout of {self.timeout_s:g} s")
 
     def call(self, function: Callable[[], T], give_up: Callable[[], None]) -> T:
-        """Call a function; raise HandlerTimeout when its time is over, and end the process if that has no effect.
+        """Call a function; raise HandlerTimeout at the timeout, and end the process if that has no effect.
 
-        `give_up` is called in another thread before the process is ended.
+        `give_up` is called in another thread before the process exits.
         """
         if threading.current_thread() is not threading.main_thread():
             raise PenstockError("a handler with a timeout must run in the main thread, as it does in Spark's workers")
@@ -71,7 +71,7 @@ class Deadline:
             last.start()
             self._watch_from_c()
             self._is_running = True
-            signal.setitimer(signal.ITIMER_REAL, self.timeout_s, _AGAIN_S)
+            signal.setitimer(signal.ITIMER_REAL, self.timeout_s, _REPEAT_ALARM_S)
             try:
                 return function()
             finally:
@@ -79,24 +79,24 @@ class Deadline:
         except Alarm:
             raise self.overdue from None
         finally:
-            self._is_running = False  # an alarm may have come just before it was said above
+            self._is_running = False  # an alarm may have arrived just before the line above
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-            signal.setitimer(signal.ITIMER_REAL, *timer)  # of somebody else's, who gets it later than planned
+            signal.setitimer(signal.ITIMER_REAL, *timer)  # of other code, which gets it later than planned
             last.cancel()
             faulthandler.cancel_dump_traceback_later()
 
     def put_off(self) -> None:
-        """Give an await the time to end by itself, before the alarm."""
-        signal.setitimer(signal.ITIMER_REAL, self.timeout_s + self.grace_s, _AGAIN_S)
+        """Delay the alarm, so that cancelling the await comes first."""
+        signal.setitimer(signal.ITIMER_REAL, self.timeout_s + self.grace_s, _REPEAT_ALARM_S)
 
     def _raise(self, _signal: int, _frame: FrameType | None) -> None:
-        if self._is_running:  # else it has just ended
+        if self._is_running:  # otherwise it has just ended
             raise Alarm
 
     def _watch_from_c(self) -> None:
-        # A thread of C's own, which needs no lock of the interpreter; it shows where the handler hangs as well.
-        with suppress(OSError, ValueError):  # a worker without an error stream
+        # A C thread, which does not need the GIL; it also prints where the handler hangs.
+        with suppress(OSError, ValueError):  # a worker without stderr
             faulthandler.dump_traceback_later(self.timeout_s + 4 * self.grace_s, exit=True, file=_STDERR)
 
     def _end(self, give_up: Callable[[], None]) -> None:
@@ -114,11 +114,11 @@ class Deadline:
 
 
 class NotDone(PenstockError):
-    """A handler did not return the id of a message, however often it was asked."""
+    """A handler did not return the id of a message in any attempt."""
 
 
 class _Ended(Exception):
-    """Carries what a handler raised that is no Exception: neither the event loop nor the task may end with it."""
+    """Wraps a BaseException from a handler, so that it ends neither the event loop nor the task."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _Ended(Exception):
 
 @dataclass
 class Outcome:
-    """What became of messages: the output of those that are done, by id, and the failure of the others."""
+    """The output of the messages that are done, and the failures of the others, by id."""
 
     done: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
@@ -139,11 +139,11 @@ Alone: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
 
 def _forget(_entry_id: str, _failure: Failure) -> None:
-    """Note nothing of a message that ends this process."""
+    """Do nothing with a message that ends this process."""
 
 
 class Caller:
-    """Calls a handler, async or plain, and decides what its answer means."""
+    """Calls a handler, async or plain, and interprets what it returns."""
 
     def __init__(self, function: Call, attempts: int, *, has_output: bool, timeout_s: float | None = None) -> None:
         self._function, self._attempts, self._has_output = function, attempts, has_output
@@ -152,15 +152,15 @@ class Caller:
         self._give_up: GiveUp = _forget
 
     def close(self) -> None:
-        """End the event loop, if an async handler needed one."""
+        """Close the event loop, if an async handler needed one."""
         if self._runner is not None:
             self._runner.close()
 
     def handle(self, messages: list[StreamMessage], give_up: GiveUp = _forget, alone: Alone | None = None) -> Outcome:
-        """Hand the messages over together, and those that are not done one by one.
+        """Pass the messages to the handler together, and then those that are not done one by one.
 
-        `give_up` is told of the message with which this process ends, if one cannot be interrupted. With `alone` all
-        are handed over one by one, each within what it returns: a process before this one has died of one of them.
+        `give_up` is called with the message that makes this process exit. With `alone`, the handler gets all messages
+        one by one, each inside the context that `alone` returns, because one of them has killed an earlier process.
         """
         self._give_up = give_up
         outcome = Outcome()
@@ -176,9 +176,9 @@ class Caller:
         error = self._try(messages, outcome)
         for message in messages:
             if message.id not in outcome.done:
-                self._insist(message, error if len(messages) == 1 else None, outcome)
+                self._retry_alone(message, error if len(messages) == 1 else None, outcome)
 
-    def _insist(self, message: StreamMessage, error: BaseException | None, outcome: Outcome) -> None:
+    def _retry_alone(self, message: StreamMessage, error: BaseException | None, outcome: Outcome) -> None:
         for attempt in range(message.attempts + 1, self._attempts + 1):
             if isinstance(error, FatalError):
                 break
@@ -195,7 +195,7 @@ class Caller:
         try:
             answer = self._call(messages.copy())
         except ConfigurationError:
-            raise  # the same for every message: the pipeline cannot go on
+            raise  # the same for every message: the pipeline cannot continue
         except Exception as raised:
             error = raised.error if isinstance(raised, _Ended) else raised
             logger.warning(
@@ -216,7 +216,7 @@ class Caller:
         overdue = self._deadline.overdue
 
         def give_up() -> None:
-            if len(messages) == 1:  # of several, nobody knows which it is: they are handed over one by one next time
+            if len(messages) == 1:  # among several, it is unknown which one; the next task handles them one by one
                 failure = Failure(Reason.MAX_DELIVERIES, overdue, messages[0].attempts)
                 self._give_up(messages[0].id, failure)
 
@@ -226,7 +226,7 @@ class Caller:
         try:
             answer = self._function(messages)
         except BaseException as error:
-            raise _contained(error, threads.comes_from_outside)  # noqa: B904 - nearly always the same one
+            raise _contained(error, threads.comes_from_outside)  # noqa: B904 - usually the same error
         if not inspect.isawaitable(answer):
             return answer
         if self._deadline is not None:
@@ -237,7 +237,7 @@ class Caller:
         except Exception:
             self._runner = runner
             raise
-        except BaseException:  # an alarm has torn it apart, and what is left in it may not want to end
+        except BaseException:  # an alarm interrupted the loop, so its remaining tasks may never end
             runner.get_loop().close()
             raise
         self._runner = runner
@@ -245,7 +245,7 @@ class Caller:
 
 
 def _contained(error: BaseException, comes_from_outside: Callable[[BaseException], bool]) -> BaseException:
-    """Return what to raise for an error of a handler: the error itself, unless it would end more than one attempt."""
+    """Return the error of a handler, wrapped if it would end more than this attempt."""
     if isinstance(error, Exception | Alarm) or comes_from_outside(error):
         return error
     return _Ended(error)
@@ -255,7 +255,7 @@ async def _awaited(answer: Any, deadline: Deadline | None) -> Any:
     try:
         return await _in_time(answer, deadline)
     except BaseException as error:
-        raise _contained(error, aio.comes_from_outside)  # noqa: B904 - nearly always the same one
+        raise _contained(error, aio.comes_from_outside)  # noqa: B904 - usually the same error
 
 
 async def _in_time(answer: Any, deadline: Deadline | None) -> Any:
@@ -266,7 +266,7 @@ async def _in_time(answer: Any, deadline: Deadline | None) -> Any:
         async with limit:
             return await answer
     except TimeoutError:
-        if limit.expired():  # else it is one of the handler's own
+        if limit.expired():  # otherwise the handler raised it
             raise deadline.overdue from None
         raise
 
@@ -287,7 +287,7 @@ def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[st
 
 
 def is_repeated_task() -> bool:
-    """Tell whether Spark has begun this task before: its last worker may have died of a message."""
+    """Return whether Spark has started this task before: a message may have killed its worker."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

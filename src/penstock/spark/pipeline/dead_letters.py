@@ -1,9 +1,8 @@
-"""Rows that cannot go on, into the dead letters of their stream: by the tasks, once each, with their reason.
+"""Dead letters of rows, written by the tasks, once each, with the reason.
 
-A task may run again, and so may a batch. A dead letter is therefore known by pipeline query, batch and entry: the
-script that adds it notes the id in a set beside the dead-letter stream. A row that was given up once stays given up:
-tasks ask for the set before they begin, so that a handler that fails today and not tomorrow cannot put a row into both
-places.
+A task may run again, and so may a batch. A dead letter is therefore identified by query, batch and entry: the script
+that adds it also adds the id to a set. A row that was given up stays given up: tasks read the set first, so that a
+handler that fails today and succeeds tomorrow cannot put a row into both places.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Id: TypeAlias = str
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a row cannot go on."""
+    """Why a row becomes a dead letter."""
 
     reason: Reason
     error: BaseException | None = None
@@ -42,28 +41,28 @@ class Failure:
 
 @dataclass(frozen=True)
 class DeadLetterConfig:
-    """How tasks reach the dead letters; it is pickled into them."""
+    """How tasks reach the dead letters; pickled into each task."""
 
     link: Link
     pipeline: str
     checkpoint: str
-    scope: str = ""  # of a step on a branch: what it gives up is not given up on the others
+    scope: str = ""  # identifies a step on a branch: what it gives up, other branches keep
 
     def open(self) -> DeadLetterWriter:
-        """Return the writer of the task that runs here."""
+        """Return the writer for the current task."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         query, batch = (None, None) if context is None else (context.getLocalProperty(name) for name in (QUERY, BATCH))
         client = self.link.client()
         if query is None or batch is None:
-            # Spark Connect says it to none of its tasks. An entry is in one batch of a query, so its hour does as well.
+            # Spark Connect does not pass them to tasks. An entry is in only one batch of a query, so its hour will do.
             query = query_id(self.checkpoint)
             return DeadLetterWriter(client, self.pipeline, lambda each: f"{query}:hour {_hour(each)}{self.scope}")
         return self.writer(f"{query}:{batch}{self.scope}")
 
     def writer(self, part: str) -> DeadLetterWriter:
-        """Return a writer that notes entries under one name."""
+        """Return a writer that records all entries under one name."""
         return DeadLetterWriter(self.link.client(), self.pipeline, lambda _: part)
 
 
@@ -71,17 +70,17 @@ class DeadLetterWriter:
     """The dead letters of one task."""
 
     def __init__(self, client: StreamClient, pipeline: str, part: Callable[[Id], str]) -> None:
-        """`part` tells under which name an entry is noted."""
+        """`part` returns the name under which an entry is recorded."""
         self._client, self._pipeline, self._part = client, pipeline, part
         self._consumer = f"spark-{socket.gethostname()}"
         self._known: dict[tuple[str, str], set[Id]] = {}
 
     def is_given_up(self, stream: str, entry_id: Id) -> bool:
-        """Tell whether an earlier attempt of this batch has given the entry up."""
+        """Return whether an earlier attempt of this batch gave the entry up."""
         return entry_id in self._noted(stream, self._part(entry_id))
 
     def given_up(self, stream: str) -> frozenset[Id]:
-        """Return what was given up of a stream, where all is noted under one name."""
+        """Return the entries of a stream that were given up, for a writer that uses one name."""
         return frozenset(self._noted(stream, self._part("0-0")))
 
     def _noted(self, stream: str, part: str) -> set[Id]:
@@ -93,7 +92,7 @@ class DeadLetterWriter:
         return known
 
     def dead_letter(self, stream: str, entry_id: Id, data: bytes | None, failure: Failure) -> None:
-        """Add the dead letter of an entry, unless it is there already."""
+        """Add the dead letter of an entry, unless it exists."""
         part = self._part(entry_id)
         dead, marks = self._keys(stream, part)
         fields = self._fields(stream, entry_id, data)
@@ -108,20 +107,20 @@ class DeadLetterWriter:
         self._client.dead_letter_retention.after(dead)
 
     def note_begun(self, stream: str, entry_id: Id, counts: Mapping[str, int]) -> dict[str, int]:
-        """Note what a task begins (0 = ends), beside its dead letters; return what was noted before."""
+        """Record the attempts that a task begins (0 = it is done); return what was recorded before."""
         begun = self._dead(stream).spark_begun(self._part(entry_id))
         arguments = [_REMEMBER_S, *(word for pair in counts.items() for word in pair)]
         found = self._retry(lambda: self._client.run("spark/begin", [begun], arguments, Repeat.IDEMPOTENT))
         return {name.decode(): int(count) for name, count in zip(found[::2], found[1::2], strict=True)}
 
     def _fields(self, stream: str, entry_id: Id, data: bytes | None) -> list[bytes]:
-        # Asked for only now: to carry all fields of all rows through the plan would slow down those that are well.
+        # Read only now: carrying all fields of all rows through the plan would slow down the good rows.
         key = self._client.keys(stream).stream
         found = self._retry(lambda: self._client.call(key, "XRANGE", key, entry_id, entry_id))
         if found:
             fields: list[bytes] = found[0][1]
             return fields
-        return [] if data is None else [b"data", data]  # trimmed since it was read
+        return [] if data is None else [b"data", data]  # the entry has been trimmed
 
     def _keys(self, stream: str, part: str) -> tuple[str, str]:
         dead = self._dead(stream)
@@ -140,7 +139,7 @@ def _hour(entry_id: Id) -> int:
 
 
 def query_id(checkpoint: str) -> str:
-    """Return the id that Spark has given the query of a checkpoint, on a disk of this machine."""
+    """Return the id of the query with a checkpoint on a disk of this machine."""
     place = local_path(joined(checkpoint, "spark", "metadata"))
     try:
         if place is None:

@@ -1,11 +1,10 @@
-"""Folders and small files, wherever Spark itself can keep them, and the folders in which batches are written.
+"""The folders in which batches are written, and small files, in any file system that Spark can use.
 
-They are in Hadoop's file systems or, where Spark Connect hides these, on a disk that client, server and executors
+These are Hadoop's file systems or, with Spark Connect, which hides them, a disk that client, server and executors
 share.
 
-Each attempt to write a batch has a folder of its own, so that none touches the files of another. A driver that was
-killed may leave tasks behind that write for some moments more, and where no lock is to be had there may be two drivers.
-One attempt is taken, whole; the others are deleted when that is settled.
+Each attempt to write a batch has its own folder: tasks of a killed driver may still write for a moment, and where
+there is no lock, two drivers may run. One attempt becomes the batch; then the others are deleted.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _ATTEMPT = "."  # between the name of a batch and that of an attempt
-_ONE_STEP = ("file", "hdfs", "viewfs")  # elsewhere a folder is renamed by copying its files
+_ONE_STEP = ("file", "hdfs", "viewfs")  # elsewhere, renaming a folder copies its files
 _COMPLETE = "_complete"
 
 
 class Files:
-    """What the commit of a batch needs of a file system.
+    """The file operations that a commit of a batch needs.
 
-    A folder is shown by a rename. Where that is not one step, as in object stores, an empty file in `_complete` beside
-    the folder says that all of it is there: without that, it is what a driver that died has left.
+    A rename publishes a folder. Where that is not one step, as in object stores, an empty file in the sibling folder
+    `_complete` marks the folder as complete; without it, the folder was left by a driver that died.
     """
 
     def __init__(self, spark: SparkSession) -> None:
@@ -42,7 +41,7 @@ class Files:
         self._conf: Any = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - likewise
 
     def exists(self, path: str) -> bool:
-        """Tell whether there is something at the path."""
+        """Return whether a file or folder exists."""
         system, place = self._at(path)
         return bool(system.exists(place))
 
@@ -53,14 +52,14 @@ class Files:
 
         try:
             self.exists(path)
-        except PySparkException as error:  # as PySpark shows some of Java's, and not others
+        except PySparkException as error:  # PySpark converts only some of Java's exceptions
             return " ".join(str(error).split())
         except Py4JJavaError as error:
             return " ".join(str(error.java_exception).split())
         return None
 
     def names(self, folder: str) -> list[str]:
-        """Return what is in a folder; nothing if there is none."""
+        """Return the names in a folder; none if it does not exist."""
         system, place = self._at(folder)
         if not system.exists(place):
             return []
@@ -83,29 +82,29 @@ class Files:
         return sorted(found, key=lambda file: file.path)
 
     def delete(self, path: str) -> None:
-        """Delete a file or a folder with all that is in it, if it is there."""
+        """Delete a file, or a folder with its content, if it exists."""
         system, place = self._at(path)
         system.delete(place, True)
 
     def is_shown(self, folder: str) -> bool:
-        """Tell whether all of a folder is there."""
+        """Return whether a folder is there, and complete."""
         return self.exists(folder if self._has_one_step(folder) else _complete(folder))
 
     def show(self, old: str, new: str) -> None:
-        """Move a complete folder to where readers find it."""
+        """Publish a complete folder: move it to where readers find it."""
         self.rename(old, new)
         if not self._has_one_step(new):
             self.touch(_complete(new))
 
     def touch(self, path: str) -> None:
-        """Make an empty file."""
+        """Create an empty file."""
         system, place = self._at(path)
         system.create(place).close()
 
     def hide(self, folder: str) -> None:
-        """Delete a folder that was shown, or a part of one."""
+        """Delete a published folder, or part of one."""
         if not self._has_one_step(folder):
-            self.delete(_complete(folder))  # first: what is left behind it counts for nothing
+            self.delete(_complete(folder))  # first: without it, the rest counts as incomplete
         self.delete(folder)
 
     def _has_one_step(self, path: str) -> bool:
@@ -113,7 +112,7 @@ class Files:
         return system.getUri().getScheme() in _ONE_STEP
 
     def rename(self, old: str, new: str) -> None:
-        """Move a file or a folder to a place where nothing is; there is one driver, so nobody else makes it."""
+        """Move a file or a folder to a path that does not exist; with one driver, nothing else creates it meanwhile."""
         system, place = self._at(new)
         _, source = self._at(old)
         system.mkdirs(place.getParent())
@@ -126,7 +125,7 @@ class Files:
         return str(system.makeQualified(place).toString())
 
     def local(self, path: str) -> Path | None:
-        """Return a path that is on a disk of this machine; None if it is elsewhere, as a plain one may be on YARN."""
+        """Return a path that is on a disk of this machine; None if it is elsewhere, such as a plain path on YARN."""
         place = local_path(path)
         if place is None or path.startswith("file:"):
             return place
@@ -145,7 +144,7 @@ def _complete(folder: str) -> str:
 def local_path(path: str) -> Path | None:
     """Return a path that is on a disk of this machine; None if it is elsewhere.
 
-    Hadoop takes the rest of it as it stands: nothing in it is quoted, and no mark begins a query.
+    As in Hadoop, the path is literal: % does not escape, and ? does not begin a query.
     """
     if path.startswith("file:"):
         rest = path.removeprefix("file:")
@@ -159,13 +158,13 @@ def joined(folder: str, *names: str) -> str:
 
 
 class SharedFiles(Files):
-    """What the commit of a batch needs, of the file system of this process. A rename is one step here."""
+    """The same operations on the file system of this process, where a rename is one step."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
     def exists(self, path: str) -> bool:
-        """Tell whether there is something at the path."""
+        """Return whether a file or folder exists."""
         return _at(path).exists()
 
     def why_unreachable(self, path: str) -> str | None:
@@ -177,7 +176,7 @@ class SharedFiles(Files):
         return None
 
     def names(self, folder: str) -> list[str]:
-        """Return what is in a folder; nothing if there is none."""
+        """Return the names in a folder; none if it does not exist."""
         place = _at(folder)
         return sorted(file.name for file in place.iterdir()) if place.is_dir() else []
 
@@ -186,7 +185,7 @@ class SharedFiles(Files):
         return LocalStore(_at(folder)).walk("")
 
     def delete(self, path: str) -> None:
-        """Delete a file or a folder with all that is in it, if it is there."""
+        """Delete a file, or a folder with its content, if it exists."""
         place = _at(path)
         if place.is_dir():
             shutil.rmtree(place)
@@ -194,11 +193,11 @@ class SharedFiles(Files):
             place.unlink(missing_ok=True)
 
     def touch(self, path: str) -> None:
-        """Make an empty file."""
+        """Create an empty file."""
         _at(path).touch()
 
     def rename(self, old: str, new: str) -> None:
-        """Move a file or a folder to a place where nothing is."""
+        """Move a file or a folder to a path that does not exist."""
         place = _at(new)
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
@@ -213,12 +212,12 @@ class SharedFiles(Files):
         """Return a path that is on a disk of this machine."""
         return local_path(path)
 
-    def _has_one_step(self, path: str) -> bool:  # noqa: ARG002 - it is so everywhere
+    def _has_one_step(self, path: str) -> bool:  # noqa: ARG002 - true for every path
         return True
 
 
 def files_of(spark: SparkSession) -> Files:
-    """Return the files of a session: those of Hadoop, or of this process where Spark Connect hides them."""
+    """Return the file operations of a session: Hadoop's or, with Spark Connect, those of this process."""
     return SharedFiles(spark) if is_connect(spark) else Files(spark)
 
 
@@ -234,14 +233,14 @@ def _at(path: str) -> Path:
 
 @dataclass(frozen=True)
 class BatchKey:
-    """The query, which a new checkpoint changes, and the number of the batch, which a repetition keeps."""
+    """The query, which changes with the checkpoint, and the number of the batch, which a repetition keeps."""
 
     query: str
     number: int
 
     @property
     def folder(self) -> str:
-        """The name for a folder; it sorts as the batches do."""
+        """A name for folders; names sort by batch."""
         return f"{self.query.replace('-', '')[:16]}-{self.number:09d}"
 
 
@@ -251,14 +250,14 @@ def attempt_of(key: BatchKey) -> str:
 
 
 def keep_attempt(files: Files, folder: str, attempt: str) -> None:
-    """Delete the files of other attempts, which can no longer be added to a table: the batch is in it."""
+    """Delete the other attempts of a batch that is in the table: their files can no longer be added."""
     for name in files.names(folder):
         if name != attempt:
             files.delete(joined(folder, name))
 
 
 def tidy(files: Files, folder: str, key: BatchKey) -> None:
-    """Delete the attempts that are left of a batch which is in its place."""
+    """Delete the remaining attempts of a batch that is in its place."""
     for name in files.names(folder):
         if name.startswith(f"{key.folder}{_ATTEMPT}"):
             files.delete(joined(folder, name))

@@ -1,9 +1,8 @@
-"""The step that hands rows to the batch handler of the workers, on the executors, over Arrow batches.
+"""The step that runs the workers' batch handler on the executors, over Arrow batches.
 
-What a task has begun is noted in Redis: by what is left of it a message is known that ends its process. A handler that
-calls `os._exit()`, crashes in C or takes more memory than there is leaves nobody who could say anything; Spark repeats
-the task. Each task therefore notes that it begins, and that it ends. One that finds a note of its own has died before:
-it hands messages over one by one, and notes each before the handler has it.
+A handler that calls `os._exit()`, crashes in C or runs out of memory ends the Python worker without a trace, and Spark
+repeats the task. To find the message that does this, each task records in Redis that it begins and that it ends. A
+task that finds its own record has died before: it handles messages one by one, and records each one first.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from penstock.spark.runtime.freeze_gc import freeze_gc
 
 _DONE = 0
 NEEDED = ("stream", "id", "data")
-_OF_A_MESSAGE = (*NEEDED, "key", "message_id", "headers")
+_MESSAGE_COLUMNS = (*NEEDED, "key", "message_id", "headers")
 Columns: TypeAlias = Mapping[str, list[Any]]
 
 
 class Begun:
-    """The notes of one task."""
+    """The records of one task."""
 
     def __init__(self, writer: DeadLetterWriter, handler: str, attempts: int) -> None:
         from pyspark import TaskContext
@@ -43,7 +42,7 @@ class Begun:
         self._streams: dict[str, BegunStream] = {}
 
     def stream(self, name: str, first_id: str) -> BegunStream:
-        """Return what was begun of a stream, whose first entry in this task is known; note that the task begins."""
+        """Return the records of a stream, given the id of its first entry in this task; record that the task begins."""
         found = self._streams.get(name)
         if found is None:
 
@@ -54,14 +53,14 @@ class Begun:
         return found
 
     def end(self) -> None:
-        """Note that the task has ended, in whatever way: its process is alive."""
+        """Record that the task has ended, successfully or not: its process is alive."""
         for stream in self._streams.values():
-            with suppress(PenstockError):  # then the task is careful should it come again, no more
+            with suppress(PenstockError):  # then a repeated task handles messages one by one, nothing worse
                 stream.end()
 
 
 class BegunStream:
-    """What was begun of one stream."""
+    """The records of one task and stream."""
 
     def __init__(self, note: Callable[[Mapping[str, int]], dict[str, int]], task: str, attempts: int) -> None:
         self._note, self._task, self._attempts = note, task, attempts
@@ -69,7 +68,7 @@ class BegunStream:
 
     @property
     def alone(self) -> Callable[[str], AbstractContextManager[None]] | None:
-        """What is around the handling of each single message, if the task has died before."""
+        """The context for handling each single message, if the task has died before."""
         return self._alone if self._task in self._before else None
 
     @contextmanager
@@ -81,16 +80,16 @@ class BegunStream:
             self._note({entry_id: _DONE})
 
     def take(self, entry_id: str) -> None:
-        """Note that the handler has a message, alone."""
+        """Record that the handler gets one message alone."""
         self._note({entry_id: self._before.get(entry_id, 0) + 1})
 
     def tries_before(self, entry_id: str) -> int:
-        """Return how often the handler had a message and did not survive it."""
+        """Return how often the process died while handling a message."""
         alone = self._before.get(entry_id, 0)
-        return alone + 1 if alone else 0  # the first time, it was not alone
+        return alone + 1 if alone else 0  # the first time, it was among others
 
     def failure(self, entry_id: str) -> Failure | None:
-        """Return what becomes of a message that must not be tried again; None for all others."""
+        """Return the failure of a message that must not be tried again; None for all others."""
         tries = self.tries_before(entry_id)
         if not tries or tries < self._attempts:
             return None
@@ -98,19 +97,19 @@ class BegunStream:
         return Failure(Reason.MAX_DELIVERIES, WorkerDied(why), tries)
 
     def forget(self, entry_ids: Iterable[str]) -> None:
-        """Delete what is noted of messages that are settled."""
+        """Delete the records of messages that are done or dead-lettered."""
         counts = {entry_id: _DONE for entry_id in entry_ids if entry_id in self._before}
         if counts:
             self._note(counts)
 
     def end(self) -> None:
-        """Note that the task has ended."""
+        """Record that the task has ended."""
         self._note({self._task: _DONE})
 
 
 @dataclass(frozen=True)
 class HandlerTask(Shipped):
-    """Runs the handler over the rows of a task; called by Spark with its Arrow batches."""
+    """Runs the handler on the rows of a task; called by Spark with Arrow batches."""
 
     step: Handler
     dead_letters: DeadLetterConfig
@@ -118,7 +117,7 @@ class HandlerTask(Shipped):
     output: pa.Schema | None
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the rows that the handler has done, with its output."""
+        """Yield the rows that the handler completed, with its output."""
         freeze_gc()
         function = imported("handler", self.step.handler)
         decode = bytes if self.form in ("raw", "avro") else load_serializer(self.form).decode
@@ -140,7 +139,7 @@ class HandlerTask(Shipped):
     def _handled(
         self, batch: Any, caller: Caller, writer: DeadLetterWriter, begun: Begun, decode: Callable[[bytes], Any]
     ) -> Any:
-        columns = {name: batch.column(name).to_pylist() for name in _OF_A_MESSAGE if name in batch.schema.names}
+        columns = {name: batch.column(name).to_pylist() for name in _MESSAGE_COLUMNS if name in batch.schema.names}
         streams, ids = columns["stream"], columns["id"]
         kept: list[int] = []
         outputs: list[Mapping[str, Any]] = []
@@ -198,7 +197,7 @@ class HandlerTask(Shipped):
         return whole
 
     def _check_outputs(self, outcome: Outcome, messages: Mapping[str, StreamMessage]) -> None:
-        """Give up those whose output does not fit the columns, so that it harms no other row."""
+        """Give up messages whose output does not fit the columns, so that other rows are unaffected."""
         if self.output is None or self._why_unfit(list(outcome.done.values())) is None:
             return
         for entry_id, output in list(outcome.done.items()):

@@ -1,4 +1,4 @@
-"""OpenLineage events: what a run of a pipeline reads and writes, when it begins and how it ends."""
+"""OpenLineage events: what a run of a pipeline reads and writes, when it starts and how it ends."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 _FACET = "https://openlineage.io/spec/facets"
 _TIMEOUT_S = 5.0
 _PROPERTIES = re.compile(r"[;?]\w+=")
-# Behind a login, which may hold @ and / as well. Oracle has it before the slashes: jdbc:oracle:thin:user/word@//host
+# After a login, which may contain @ and /. Oracle puts it before the slashes: jdbc:oracle:thin:user/word@//host
 _HOST = re.compile(r"(?://|@)(?:[^\s@:/?#]*(?::\S*)?@)?/*(\[[^\]]*\]|[^\s:/,;?#@]+)(?::(\d+))?")
 
 
 @dataclass
 class LineageRun:
-    """The events of one run. One that cannot be delivered is logged, and changes nothing."""
+    """The events of one run. An event that cannot be delivered is logged, and the run continues."""
 
     pipeline: Pipeline
     is_continuous: bool
     run_id: str = field(default_factory=lambda: str(uuid4()))
 
     def emit(self, kind: str, rows: int | None = None, error: str | None = None) -> None:
-        """Tell of START, RUNNING, COMPLETE, ABORT or FAIL, if the pipeline wants it told."""
+        """Send START, RUNNING, COMPLETE, ABORT or FAIL, if the pipeline has lineage."""
         lineage = self.pipeline.lineage
         if lineage is None:
             return
         try:
             _deliver(lineage, json.dumps(self.event(kind, lineage, rows, error)))
-        except Exception as failure:  # whatever a server, a proxy or a URL brings about: no run fails for its lineage
+        except Exception as failure:  # of a server, a proxy or a URL: lineage must not fail a run
             reason = text_of(failure, lambda error: self.pipeline.masked(repr(error)))
             logger.warning("pipeline %s: could not send the OpenLineage event %s: %s", self.pipeline.name, kind, reason)
 
     def event(self, kind: str, lineage: Lineage, rows: int | None = None, error: str | None = None) -> dict[str, Any]:
-        """Return an event as OpenLineage has it."""
+        """Return an event in the format of OpenLineage."""
         producer = f"https://pypi.org/project/penstock/{_version()}"
         processing = "STREAMING" if self.is_continuous else "BATCH"
         job = {"processingType": processing, "integration": "PENSTOCK", "jobType": "PIPELINE"}
@@ -97,7 +97,7 @@ def _streams(url: str, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _written(sink: Sink, pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Yield the data sets of a sink, named as OpenLineage names those of its kind."""
+    """Yield the datasets of a sink, by OpenLineage's naming rules for its kind."""
     if isinstance(sink, Parquet | Delta):
         yield _folder(sink.path)
     elif isinstance(sink, Iceberg):
@@ -122,7 +122,7 @@ def _folder(path: str) -> tuple[str, str]:
     if not parts.netloc:
         return "file", parts.path if parts.scheme == "file" else path
     scheme, name = parts.scheme.replace("s3a", "s3"), parts.path.lstrip("/")
-    if scheme.startswith(("abfs", "wasb")):  # there a container stands where elsewhere a login does
+    if scheme.startswith(("abfs", "wasb")):  # these have a container in place of a login
         name = f"{urlsplit(path).username}/{name}"
     return f"{scheme}://{parts.netloc}", name
 
@@ -136,7 +136,7 @@ def _catalogue(sink: Iceberg) -> str:
 
 
 def _address(url: str, port: int | None = None) -> str:
-    """Return host and port of a URL, also of one for JDBC: no login, no property."""
+    """Return host and port of a URL, also of a JDBC URL, without login and properties."""
     found = _HOST.search(_PROPERTIES.split(url, maxsplit=1)[0])
     host, given = (found[1], found[2]) if found else ("localhost", None)
     return f"{host}:{given or port}" if given or port else host
@@ -151,8 +151,15 @@ def _deliver(lineage: Lineage, event: str) -> None:
     if lineage.token is not None:
         headers["Authorization"] = f"Bearer {lineage.token}"
     request = urllib.request.Request(lineage.url, event.encode(), headers)  # noqa: S310 - http or https, see above
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310 - likewise
+    with urllib.request.build_opener(_NoRedirect).open(request, timeout=_TIMEOUT_S):
         pass
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Turns a redirect into an error: urllib would send the token there, without the event."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Return no other request."""
 
 
 def _version() -> str:

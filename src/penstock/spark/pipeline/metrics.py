@@ -34,7 +34,7 @@ _GAUGES = {
 
 
 class PipelineMetrics(Collector):
-    """Counts the events of pipelines in this process; give it to them as `on_event`."""
+    """Counts the events of pipelines in this process; pass it as `on_event`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class PipelineMetrics(Collector):
         self._last: dict[str, tuple[float, dict[str, Any]]] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take an event in."""
+        """Count an event."""
         name, fields = event.group, event.fields
         with self._lock:
             if event.name is EventName.BATCH_COMMITTED:
@@ -58,7 +58,7 @@ class PipelineMetrics(Collector):
                 self._counts["penstock_pipeline_failures", name] += 1
 
     def collect(self) -> Iterable[Any]:
-        """Yield the metrics; a gauge that cannot be told is left out."""
+        """Yield the metrics, without gauges whose value is unknown."""
         with self._lock:
             counts, broken, last = dict(self._counts), dict(self._broken), dict(self._last)
         for metric, meaning in _COUNTERS.items():

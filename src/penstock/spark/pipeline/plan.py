@@ -1,6 +1,6 @@
-"""The plan of a pipeline: from the rows of its streams to those that go to the sinks.
+"""The plan of a pipeline: from the rows of its streams to the rows for its sinks.
 
-The first thing that happens to rows on an executor: those that were not decoded or break a rule are taken out.
+On an executor, rows that do not decode or that break a rule are removed first.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ if TYPE_CHECKING:
 
 INVALID = "_penstock_invalid"
 COUNTS = "penstock_rules"
-_IS_BROKEN = "NOT coalesce({}, false)"  # null is not true: a row of which a rule cannot be told breaks it
+_IS_BROKEN = "NOT coalesce({}, false)"  # a row for which a rule is null breaks it
 _DEDUP = "_penstock_dedup"
 FORMAT = "redis_streams"
 _PARTITIONS = "minPartitions"
 
 
 class RowInvalid(PenstockError):
-    """A rule that a pipeline sets for its rows is not true for one."""
+    """A row breaks a rule of its pipeline."""
 
 
 def labels_of(rules: Sequence[Rule]) -> dict[str, str]:
-    """Return what each of the counts of `broken_counts` is of."""
+    """Return the label of each column of `broken_counts`."""
     return {DECODE: DECODE, **{f"rule_{number}": rule.label for number, rule in enumerate(rules)}}
 
 
 def broken_counts(rows: DataFrame, rules: Sequence[Rule]) -> list[Column]:
-    """Return columns that count the rows that do not decode, and of the others those that break each rule."""
+    """Return columns that count the rows that do not decode and, among the others, those that break each rule."""
     from pyspark.sql import functions as f
 
     decoded = f"{WHY_CORRUPT} IS NULL" if WHY_CORRUPT in rows.columns else "true"
@@ -67,7 +67,7 @@ def broken_counts(rows: DataFrame, rules: Sequence[Rule]) -> list[Column]:
 
 
 def marked(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
-    """Return the rows with the first rule that each breaks, of those that take rows out, and without the raw record."""
+    """Return the rows without the raw record, and with the first rule that each breaks, unless the rule only warns."""
     from pyspark.sql import functions as f
 
     mark: Column = f.lit(None).cast("string")
@@ -80,9 +80,9 @@ def marked(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
 
 @dataclass(frozen=True)
 class Intake(Shipped):
-    """Passes rows on and sends the bad ones to the dead letters; called by Spark with the Arrow batches of a task.
+    """Passes good rows on and dead-letters the others; called by Spark with the Arrow batches of a task.
 
-    A row that breaks one of the rules in `fatal` fails the batch instead.
+    A row that breaks one of the rules in `fatal` fails the batch.
     """
 
     dead_letters: DeadLetterConfig
@@ -90,7 +90,7 @@ class Intake(Shipped):
     fatal: frozenset[str] = frozenset()
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield the good rows, with the columns that go on."""
+        """Yield the good rows, without the marks."""
         freeze_gc()
         writer = self.dead_letters.open()
         for batch in batches:
@@ -128,7 +128,7 @@ def _failure(row: dict[str, Any]) -> Failure:
 
 
 def dead_letter_config(pipeline: Pipeline) -> DeadLetterConfig:
-    """Return how the dead letters of a pipeline are reached."""
+    """Return how tasks reach the dead letters of a pipeline."""
     source = pipeline.source
     link = replace(source.parsed().link, dead_letter_limits=source.dead_letter_limits)
     return DeadLetterConfig(link, pipeline.name, pipeline.checkpoint)
@@ -137,8 +137,8 @@ def dead_letter_config(pipeline: Pipeline) -> DeadLetterConfig:
 class Planner:
     """Plans a pipeline on a session. Each part raises ConfigurationError, or Spark's AnalysisException.
 
-    Rows up to the trunk, the last step that all sinks have in common, are one streaming DataFrame. `branch()` plans
-    what follows over the rows of one batch. `starting` says where a new query begins, instead of the source.
+    Rows up to the trunk, the last step that all sinks share, are one streaming DataFrame. `branch()` plans the steps
+    after it, over the rows of one batch. `starting` overrides where a new query begins.
     """
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline, starting: Mapping[str, str] | None = None) -> None:
@@ -156,7 +156,7 @@ class Planner:
         return frames[self._trunk]
 
     def frames(self, check: Callable[[Mapping[int, DataFrame], int], None] = lambda *_: None) -> dict[int, DataFrame]:
-        """Return the rows of the source and of each step by its number, of those behind the trunk as well."""
+        """Return the rows of the source and of each step by its number, including those after the trunk."""
         frames = {0: self.first()}
         for number, step in enumerate(self._pipeline.steps, 1):
             self.place = f"step {number} ({kind_of(step)})"
@@ -165,7 +165,7 @@ class Planner:
         return frames
 
     def branch(self, rows: DataFrame, number: int) -> DataFrame:
-        """Return the rows of a step behind the trunk, of which `rows` are one batch."""
+        """Return the rows of a step after the trunk; `rows` are one batch of the trunk."""
         frames = {self._trunk: rows}
         self._show(self._trunk, rows)
         for each in sorted(needed_for(self._pipeline.steps, [number])):
@@ -175,7 +175,7 @@ class Planner:
         return frames[number]
 
     def first(self) -> DataFrame:
-        """Return what the first step is given: decoded, valid rows, without repetitions if that is wanted."""
+        """Return the input of the first step: decoded, valid rows, deduplicated if the pipeline has `dedup`."""
         rows = self._taken_in(self._source())
         self._check_watermark(rows.schema)
         return self._dedup(self._watermark(rows))
@@ -186,13 +186,13 @@ class Planner:
         source = self._pipeline.source
         options = source.spark_options(self._starting)
         if not is_connect(self._spark) and _PARTITIONS.lower() not in {name.lower() for name in options}:
-            # The offsets in the checkpoint say where a batch is cut: it is repeated as it was, with however many cores.
+            # Offsets in the checkpoint define the partitions: a batch is repeated as it was on any number of cores.
             options[_PARTITIONS] = str(self._spark.sparkContext.defaultParallelism)
         reader = self._spark.readStream.format(FORMAT).options(**options)
         return reader.schema(self._columns(reader.load().schema)).load()
 
     def _columns(self, schema: StructType) -> StructType:
-        """Return the schema to read with, which is a projection: columns that nobody wants are not even built."""
+        """Return the schema to read with. It is a projection: the source does not build the other columns."""
         from pyspark.sql.types import StructType as Struct
 
         wanted = {*self._pipeline.source.columns, *NEEDED}
@@ -202,13 +202,13 @@ class Planner:
         rules = self._pipeline.all_rules()
         if WHY_CORRUPT not in rows.columns and not rules:
             return rows
-        going_on = [name for name in rows.columns if name not in (CORRUPT, WHY_CORRUPT)]
-        schema = rows.select(*going_on).schema
+        kept = [name for name in rows.columns if name not in (CORRUPT, WHY_CORRUPT)]
+        schema = rows.select(*kept).schema
         rows = marked(rows.observe(COUNTS, *broken_counts(rows, rules)), rules)
         fatal = frozenset(rule.label for rule in rules if rule.action == "fail")
-        if len(rows.columns) == len(going_on):
-            return rows  # nothing is taken out
-        return rows.mapInArrow(Intake(self._dead_letters, tuple(going_on), fatal), schema)
+        if len(rows.columns) == len(kept):
+            return rows  # no rule removes rows
+        return rows.mapInArrow(Intake(self._dead_letters, tuple(kept), fatal), schema)
 
     def _check_watermark(self, schema: StructType) -> None:
         pipeline = self._pipeline
@@ -240,7 +240,7 @@ class Planner:
             raise ConfigurationError(
                 f"dedup: column {maps[0]!r} is a map, which Spark cannot compare: choose another column"
             )
-        # Null is no value that could repeat: such a row is known by its place in the stream.
+        # Null equals nothing, so a row with null is identified by its place in the stream.
         place = f.concat_ws("/", f.col("stream"), f.col("id"))
         is_null = f.greatest(*(f.col(name).isNull() for name in columns), f.lit(False))
         marked = rows.withColumn(_DEDUP, f.when(is_null, place))
@@ -249,7 +249,7 @@ class Planner:
     # --- the steps ---
 
     def step(self, number: int, frames: Mapping[int, DataFrame]) -> DataFrame:
-        """Return the rows of a step, which reads those of the steps before it."""
+        """Return the rows of a step; `frames` has those of the steps before it."""
         steps = self._pipeline.steps
         step = steps[number - 1]
         given = number - 1 if step.from_ is None else number_of(steps, step.from_)
@@ -289,7 +289,7 @@ class Planner:
         return rows.mapInArrow(HandlerTask(step, letters, self._pipeline.source.format, output), schema)
 
     def _handled_schema(self, step: Handler, rows: DataFrame) -> tuple[StructType, pa.Schema | None]:
-        """Return the columns behind a handler, and those that it adds."""
+        """Return the columns after a handler, and those that it adds."""
         from pyspark.sql.types import StructType as Struct
 
         from penstock.spark.runtime.versions import arrow_schema
@@ -310,7 +310,7 @@ class Planner:
         return Struct([*rows.schema.fields, *added.fields]), arrow_schema(added)
 
     def forget(self) -> None:
-        """Drop the tables that SQL steps were given: the plan has taken them in, or is only made when it is started."""
+        """Drop the views for SQL steps, which the plan has resolved; Spark Connect resolves them only at the start."""
         if is_connect(self._spark):
             return
         for name in (INPUT, *(step.name for step in self._pipeline.steps if step.name is not None)):

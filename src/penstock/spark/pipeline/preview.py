@@ -1,4 +1,4 @@
-"""The first rows of a pipeline, as its sinks would get them: nothing is written, and no handler is called."""
+"""The first rows that the sinks of a pipeline would get: nothing is written, and no handler is called."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from penstock.spark.source.options import EARLIEST, GROUP, GROUP_NAMES, LATEST, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_OF_QUERIES = {name.lower() for name in (*MAX_ROWS, *MIN_ROWS, "maxBytesPerTrigger", *GROUP_NAMES, "minPartitions")}
+_STREAMING_OPTIONS = {
+    name.lower() for name in (*MAX_ROWS, *MIN_ROWS, "maxBytesPerTrigger", *GROUP_NAMES, "minPartitions")
+}
 
 
 @dataclass(frozen=True)
 class Preview:
-    """What a pipeline would do with some entries: how many break which rule, and the rows of each sink."""
+    """What a pipeline would do with some entries: how many break each rule, and the rows for each sink."""
 
     entries: int = 0
     broken: Mapping[str, int] = field(default_factory=dict)
     sinks: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    handlers: tuple[str, ...] = ()  # which were not called
+    handlers: tuple[str, ...] = ()  # these were not called
 
 
 def preview(pipeline: Pipeline, spark: SparkSession, count: int = 20) -> Preview:
-    """Take up to `count` entries of each stream through the steps, and return up to `count` rows of each sink.
+    """Run up to `count` entries of each stream through the steps, and return up to `count` rows for each sink.
 
-    They are the first that a new checkpoint would read, or the newest if that begins at the end.
+    These are the first entries that a new checkpoint would read, or the newest ones if it starts at the end.
 
-    Raises: PipelineInvalid if a part of it cannot work.
+    Raises: PipelineInvalid if a part of the pipeline cannot work.
     """
     ranges = dict(_ranges(pipeline, count))
     handlers = tuple(step.handler for step in pipeline.steps if isinstance(step, Handler))
@@ -69,7 +71,7 @@ def _rows(rows: DataFrame, where: str | None, count: int) -> list[dict[str, Any]
 
 
 def _ranges(pipeline: Pipeline, count: int) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the streams that have entries, with the first and the last id that is shown."""
+    """Yield the streams that have entries, with the first and the last id to show."""
     options = pipeline.source.parsed()
     client = options.link.client()
     for name in options.stream_names(client):
@@ -96,7 +98,7 @@ def _planned(planner: _PreviewPlanner, pipeline: Pipeline) -> dict[int, DataFram
 
 
 class _PreviewPlanner(Planner):
-    """Plans a pipeline over entries that are there, with nothing in it that leaves a trace."""
+    """Plans a pipeline over existing entries, without anything that writes."""
 
     entries: DataFrame
 
@@ -108,7 +110,7 @@ class _PreviewPlanner(Planner):
         begin = {name: first for name, (first, _) in self._ranges.items()}
         end = {name: last for name, (_, last) in self._ranges.items()}
         options = self._pipeline.source.spark_options({"startingOffsets": json.dumps(begin)})
-        options = {name: value for name, value in options.items() if name.lower() not in _OF_QUERIES}
+        options = {name: value for name, value in options.items() if name.lower() not in _STREAMING_OPTIONS}
         options |= {"streams": ",".join(self._ranges), "endingOffsets": json.dumps(end)}
         reader = self._spark.read.format(FORMAT).options(**options)
         self.entries = reader.schema(self._columns(reader.load().schema)).load().cache()
@@ -125,7 +127,7 @@ class _PreviewPlanner(Planner):
         columns = list(self._pipeline.dedup)
         return rows.dropDuplicates(columns) if columns else rows
 
-    def _handled(self, number: int, step: Handler, rows: DataFrame) -> DataFrame:  # noqa: ARG002 - as above
+    def _handled(self, number: int, step: Handler, rows: DataFrame) -> DataFrame:  # noqa: ARG002 - overrides
         schema, _ = self._handled_schema(step, rows)
         added = [f"CAST(NULL AS {field.dataType.simpleString()}) AS `{field.name}`" for field in schema.fields]
         return rows.selectExpr("*", *added[len(rows.columns) :])

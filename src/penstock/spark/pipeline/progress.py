@@ -1,4 +1,4 @@
-"""How a pipeline gets on: rates, lag and the time that is left, batch by batch."""
+"""The progress of a pipeline: rates, lag and remaining time, batch by batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from penstock.spark.source.offsets import lag
 
 @dataclass(frozen=True)
 class Progress:
-    """One batch. `lag` is None where the server cannot tell how much is left to read.
+    """One batch. `lag` is None if the server does not know how many entries are left to read.
 
-    `inflow_per_s` is how many entries came in each second since the batch before, None for the first of a run.
-    `rate_per_s` is how many a second are read while others wait. `broken` counts the rows that broke each rule.
+    `inflow_per_s` is how many entries were added per second since the previous batch, None for the first batch of a
+    run. `rate_per_s` is how many are read per second while others wait. `broken` counts the rows that broke each rule.
     """
 
     batch: int
@@ -33,35 +33,35 @@ class Progress:
     @classmethod
     def of(
         cls,
-        told: Mapping[str, Any],
+        reported: Mapping[str, Any],
         before: Progress | None = None,
         *,
         rules: Sequence[Rule] = (),
         trigger_s: float = 0.0,
     ) -> Progress:
-        """Take what Spark tells of a batch; `before` is the batch before it."""
-        source = told["sources"][0]
+        """Parse Spark's progress of a batch; `before` is the previous batch."""
+        source = reported["sources"][0]
         counts = lag(source["latestOffset"], source["endOffset"]).values()
         known = [count for count in counts if count is not None]
         behind = sum(known) if len(known) == len(counts) else None
-        seconds = told["durationMs"].get("triggerExecution", 0) / 1000
+        seconds = reported["durationMs"].get("triggerExecution", 0) / 1000
         rows = source["numInputRows"] or 0
-        each_s = max(seconds, trigger_s)  # a batch that is done early waits for the trigger
+        each_s = max(seconds, trigger_s)  # after a short batch, Spark waits for the trigger
         return cls(
-            batch=told["batchId"],
+            batch=reported["batchId"],
             rows=rows,
             seconds=seconds,
             rows_per_s=rows / seconds if seconds else 0.0,
             lag=behind,
-            time=told["timestamp"],
+            time=reported["timestamp"],
             rate_per_s=rows / each_s if each_s else 0.0,
-            inflow_per_s=_inflow(before, rows, behind, told["timestamp"]),
-            broken=_broken(told, rules),
+            inflow_per_s=_inflow(before, rows, behind, reported["timestamp"]),
+            broken=_broken(reported, rules),
         )
 
     @property
     def eta_s(self) -> float | None:
-        """How long it takes to catch up, with what comes in meanwhile; None if it cannot be told, or never happens."""
+        """Seconds until it has caught up at the current inflow; None if unknown or never."""
         if self.lag == 0:
             return 0.0
         gain = self.rate_per_s - (self.inflow_per_s or 0.0)
@@ -69,7 +69,7 @@ class Progress:
 
     @property
     def is_falling_behind(self) -> bool:
-        """Whether more comes in than is read, while entries wait."""
+        """Whether entries wait and more are added than are read."""
         return bool(self.lag) and self.inflow_per_s is not None and self.inflow_per_s > self.rate_per_s
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Progress:
         return {**asdict(self), "eta_s": self.eta_s}
 
     def alarms(self, max_lag: int | None, trigger_s: float) -> list[str]:
-        """Return what somebody should look at; no batch is slow that leaves nothing behind."""
+        """Return alarms; a batch that leaves no entries is never too slow."""
         found = []
         if max_lag is not None and self.lag is not None and self.lag > max_lag:
             found.append(f"batch {self.batch}: lag {self.lag:,} exceeds max_lag = {max_lag:,}")
@@ -105,13 +105,13 @@ def _inflow(before: Progress | None, rows: int, behind: int | None, time: str) -
     return max(0.0, (rows + behind - before.lag) / passed_s) if passed_s > 0 else None
 
 
-def _broken(told: Mapping[str, Any], rules: Sequence[Rule]) -> dict[str, int]:
-    counts = (told.get("observedMetrics") or {}).get(COUNTS) or {}
+def _broken(reported: Mapping[str, Any], rules: Sequence[Rule]) -> dict[str, int]:
+    counts = (reported.get("observedMetrics") or {}).get(COUNTS) or {}
     return {label: counts[name] for name, label in labels_of(rules).items() if counts.get(name)}
 
 
 def slow_batch(batch: int, seconds: float, trigger_s: float, *, is_over: bool) -> str:
-    """Return what is said of a batch that takes too long."""
+    """Return the alarm for a batch that takes too long."""
     what = "took" if is_over else "has been running for"
     return (
         f"batch {batch} {what} {seconds:.1f} s, longer than trigger = {trigger_s:g} s; the pipeline is falling behind"

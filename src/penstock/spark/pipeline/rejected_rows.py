@@ -1,7 +1,7 @@
-"""Rows that a sink refuses for a value in them: which entry they came from, rules that find them, their dead letters.
+"""Rows that a sink rejects for a value in them: the entry that they came from, rules that find them, dead letters.
 
-Only a write that has failed is looked into, so rows that are well pay nothing. The batch is staged by then: it is the
-same when it is repeated. All rows of an entry are taken out together, and stay out when the batch is repeated.
+Rows are examined only after a write has failed, so good rows cost nothing. By then, the batch is staged, so it is the
+same when it is repeated. All rows of an entry are left out together, also when the batch is repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-HIDDEN = ("_stream", "_id")  # for steps that keep the origin of rows out of the tables
+HIDDEN = ("_stream", "_id")  # these identify the origin of rows, and no sink writes them
 _PLAIN = ("stream", "id")
 _ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _MOST_SHOWN = 200
@@ -62,24 +62,24 @@ class SourceEntry:
         return None
 
     def __str__(self) -> str:
-        """Return what `Origin.key` is for its rows."""
+        """Return the value of `Origin.key` for its rows."""
         return f"{self.stream} {self.id}"
 
 
 def origin_of(schema: StructType) -> Origin | None:
-    """Return where rows tell what they came from; None if they do not."""
+    """Return the columns that name the source entry; None if there are none."""
     texts = {field.name for field in schema.fields if field.dataType.typeName() == "string"}
     found = next((pair for pair in (HIDDEN, _PLAIN) if texts.issuperset(pair)), None)
     return None if found is None else Origin(*found)
 
 
 def is_hidden(schema: StructType) -> bool:
-    """Tell whether rows have an origin that no sink writes."""
+    """Return whether the columns of the origin are ones that no sink writes."""
     return origin_of(schema) == Origin(*HIDDEN)
 
 
 def visible(rows: DataFrame) -> DataFrame:
-    """Return the rows as sinks write them."""
+    """Return the rows without the columns that no sink writes."""
     return rows.drop(*HIDDEN) if is_hidden(rows.schema) else rows
 
 
@@ -93,42 +93,42 @@ def visible_schema(schema: StructType) -> StructType:
 
 
 class RowRefused(PenstockError):
-    """A sink does not take a row."""
+    """A sink rejects a row."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A row that a sink does not take: where it came from if that is known, the column, why, and what it looks like."""
+    """A row that a sink rejects: its entry and the column, if known, the reason, and the row as text."""
 
     entry: SourceEntry | None
     column: str | None
     why: str
     shown: str
 
-    def told(self, sink: str) -> RowRefused:
-        """Return it as an error."""
+    def as_error(self, sink: str) -> RowRefused:
+        """Return the error for it."""
         column = "" if self.column is None else f"column {self.column!r} "
         return RowRefused(f"sink {sink!r} rejected the row {self.shown!r:.300}: {column}{self.why}")
 
 
-Refusals: TypeAlias = Generator[Refusal, None, None]  # whoever reads only a part of them closes it
+Refusals: TypeAlias = Generator[Refusal, None, None]  # close it if you do not read all of them
 
 
 class RejectsRows(Protocol):
-    """A writer that may refuse single rows."""
+    """A writer that may reject single rows."""
 
     def is_refusal(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Tell whether a write may have failed for a value in a row; never, for a sink that takes everything."""
+        """Return whether a write may have failed because of a value in a row; never, if the sink accepts all."""
         return False
 
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:  # noqa: ARG002
-        """Yield the rows that the sink does not take, and write nothing."""
+        """Yield the rows that the sink rejects, and write nothing."""
         yield from ()
 
 
 @dataclass(frozen=True)
 class RefusalRule:
-    """A condition in SQL, true for a value that cannot be written, and how that is told."""
+    """An SQL condition that is true for a value that cannot be written, and the reason to report."""
 
     column: str
     condition: str
@@ -157,7 +157,7 @@ def unbroken(rows: DataFrame, rules: Sequence[RefusalRule]) -> DataFrame:
 
 
 def row_summary(rows: DataFrame, origin: Origin | None) -> list[Column]:
-    """Return three columns that tell of a row: its stream, its id, and what it looks like."""
+    """Return three columns that describe a row: its stream, its id, and the row as text."""
     from pyspark.sql import functions as f
 
     nothing = f.lit(None).cast("string")
@@ -168,29 +168,29 @@ def row_summary(rows: DataFrame, origin: Origin | None) -> list[Column]:
 
 
 def time_rules(schema: StructType) -> Iterator[RefusalRule]:
-    """Yield rules for times that Python has no values for."""
+    """Yield rules for times that Python cannot represent."""
     for field in schema.fields:
         name, kind = f"`{field.name}`", field.dataType.typeName()
         why = "is outside the years 1 to 9999"
         if kind == "date":
             yield RefusalRule(field.name, f"{name} < date'0001-01-01' OR {name} > date'9999-12-31'", why)
-        elif kind in ("timestamp", "timestamp_ntz"):  # a zone may move it by hours
+        elif kind in ("timestamp", "timestamp_ntz"):  # a time zone may shift it by hours
             yield RefusalRule(field.name, f"{name} < {kind}'0001-01-02' OR {name} > {kind}'9999-12-30'", why)
 
 
 def is_of_spark(error: BaseException) -> bool:
-    """Return whether Spark has failed, and not the driver around it."""
+    """Return whether Spark raised the error."""
     return type(error).__module__.startswith(("py4j.", "pyspark."))
 
 
 class RejectedRows:
-    """The rows of one batch at a time, of one pipeline."""
+    """Removes and dead-letters the rows that the sinks of a pipeline reject."""
 
     def __init__(self, dead_letters: DeadLetterConfig) -> None:
         self._dead_letters = dead_letters
 
     def left(self, rows: DataFrame, key: BatchKey, sink: str) -> DataFrame:
-        """Return a repeated batch without the rows that the sink refused before."""
+        """Return a repeated batch without the rows that the sink rejected before."""
         origin = origin_of(rows.schema)
         if origin is None:
             return rows
@@ -199,19 +199,19 @@ class RejectedRows:
         return _without(rows, (SourceEntry(stream, each) for stream in streams for each in letters.given_up(stream)))
 
     def without_refused(self, rows: DataFrame, key: BatchKey, sink: str, writer: RejectsRows) -> DataFrame | None:
-        """Give up what the sink refuses and return the other rows; None if it refuses none.
+        """Dead-letter the rows that the sink rejects and return the others; None if it rejects none.
 
-        Raises: RowRefused for a row that does not tell where it came from.
+        Raises: RowRefused for a rejected row whose entry is unknown.
         """
         refused: dict[SourceEntry, Refusal] = {}
         with closing(writer.refusals(rows, origin_of(rows.schema))) as found:
             for refusal in found:
                 if refusal.entry is None:
-                    raise RowRefused(f"{refusal.told(sink)}. {_HINT}")
+                    raise RowRefused(f"{refusal.as_error(sink)}. {_HINT}")
                 refused.setdefault(refusal.entry, refusal)
         letters = self._letters(key, sink)
         for entry, refusal in refused.items():
-            letters.dead_letter(entry.stream, entry.id, None, Failure(Reason.INVALID, refusal.told(sink)))
+            letters.dead_letter(entry.stream, entry.id, None, Failure(Reason.INVALID, refusal.as_error(sink)))
         if refused:
             logger.warning(
                 "sink %s, batch %d: dead-lettered %d entries whose rows it rejected",
@@ -229,5 +229,5 @@ def _without(rows: DataFrame, entries: Iterable[SourceEntry]) -> DataFrame:
     origin, keys = origin_of(rows.schema), [str(entry) for entry in entries]
     if origin is None or not keys:
         return rows
-    # A filter leaves partitions and their order as they are, which the sink of streams goes by.
+    # A filter keeps partitions and their order, on which the sink redis_streams relies.
     return rows.where(~f.coalesce(f.expr(origin.key).isin(keys), f.lit(False)))

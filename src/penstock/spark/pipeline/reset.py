@@ -1,4 +1,4 @@
-"""Lets a pipeline begin anew at another place: its next run is a new query, which reads from there."""
+"""Resets a pipeline: its next run is a new query that starts at another position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OLD = "spark.before-"
 
 @dataclass(frozen=True)
 class Reset:
-    """What a reset changes. `unfinished` is the batch that is perhaps in some sinks and not in others."""
+    """What a reset changes. `unfinished` is a batch that may be in some sinks and not in others."""
 
     starting: dict[str, str]
     committed: int | None
@@ -41,7 +41,7 @@ class Reset:
 def plan_reset(pipeline: Pipeline, start: str, now_ms: int) -> Reset:
     """Return what a reset would change; `start` is earliest, latest, an id, a time, or how long ago.
 
-    Raises: ConfigurationError for another `start`, and for a checkpoint that is not on a disk of this machine.
+    Raises: ConfigurationError for an invalid `start`, or a checkpoint that is not on a disk of this machine.
     """
     folder = checkpoint_folder(pipeline)
     starting = _starting(start.strip(), now_ms)
@@ -52,7 +52,7 @@ def plan_reset(pipeline: Pipeline, start: str, now_ms: int) -> Reset:
 
 
 def reset(pipeline: Pipeline, planned: Reset) -> None:
-    """Carry a reset out. The old checkpoint of Spark stays beside the new one until the next reset.
+    """Carry out a reset. Spark's old checkpoint is kept until the next reset.
 
     Raises: PipelineBusy while the pipeline runs.
     """
@@ -60,7 +60,7 @@ def reset(pipeline: Pipeline, planned: Reset) -> None:
     with Driver(folder).alone() as driver:
         for old in folder.glob(f"{_OLD}*"):
             shutil.rmtree(old)
-        # First: should this process die here, the next run is the old one, and the reset is asked for again.
+        # First: if this process dies here, the next run continues as before, and the reset can be repeated.
         LocalStore(folder).write(START, json.dumps(planned.starting).encode())
         if (folder / "spark").exists():
             (folder / "spark").rename(folder / f"{_OLD}{datetime.now(UTC):%Y%m%dT%H%M%S}")

@@ -1,4 +1,4 @@
-"""Runs a pipeline: validates it, starts its query, tells how it gets on, and ends it between two batches."""
+"""Runs a pipeline: validates it, starts its query, reports progress, and stops it between two batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from penstock.spark.pipeline.progress import Progress, slow_batch
 from penstock.spark.pipeline.spec import DECODE, Pipeline
 from penstock.spark.pipeline.status import Driver, Places
 from penstock.spark.pipeline.steps import functions_of
-from penstock.spark.pipeline.validation import validate
+from penstock.spark.pipeline.validation import PipelineInvalid, validate
 from penstock.spark.runtime.code_shipping import send_modules
 from penstock.spark.runtime.errors import StopAsked, analyzed, is_server_gone, one_line, without_query_log
 from penstock.spark.runtime.master import is_connect
@@ -35,39 +35,41 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 logger = logging.getLogger("penstock.spark")
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 _AVAILABLE_NOW = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 _QUERY_ID = "sql.streaming.queryId"
-# A plan with one of these keeps state; one too many costs a batch that is computed again after a crash.
+# Operators that keep state. A false match only means that a batch is computed again after a crash.
 _STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|TransformWithState|Limit")
 
 
-# Failures of servers and networks, as they are named somewhere in what Spark says of a batch.
-_PASSES = re.compile(
+# Transient failures of servers and networks, by what Spark's error contains.
+_TRANSIENT = re.compile(
     r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
     r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
     r"|SerializationFailure|JdbcStageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
     r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host"
     r"|Python worker (?:exited unexpectedly|failed to connect back))\b"
 )
+_SLOW_START = "Python worker failed to connect back"  # within the ten seconds that Spark gives it, on a busy machine
+_MOST_SLOW_STARTS = 3
 _LONGEST_PAUSE_S = 60.0
-_OF_A_BATCH = ("batch", "rows", "seconds", "rows_per_s", "lag", "eta_s")
-_LOOK_FOR_STOP_S = 0.1
-_BEGINNING = "Initializing"  # of itself, and of its sources: as Spark says it
-# Spark gives each Python that plans or watches streams ten seconds to start: not all pipelines of a command at once.
+_BATCH_FIELDS = ("batch", "rows", "seconds", "rows_per_s", "lag", "eta_s")
+_STOP_POLL_S = 0.1
+_INITIALIZING = "Initializing"  # Spark's status while it starts a query and its sources
+# Spark gives each Python process of a source ten seconds to start, so pipelines start one after the other.
 _starting = threading.Lock()
-_COLD_START_S = 30.0  # for which the first batch of a run may be longer: Spark loads its code
+_COLD_START_S = 30.0  # that the first batch of a run may take longer, while Spark loads its code
 
 
-def passes(failure: str) -> bool:
-    """Tell whether a failure may pass by itself, by what Spark says of it."""
-    return _PASSES.search(failure) is not None
+def is_transient_failure(failure: str) -> bool:
+    """Return whether a failure is transient, by the text of Spark's error."""
+    return _TRANSIENT.search(failure) is not None
 
 
 class PipelineFailed(PenstockError):
-    """A batch failed and the pipeline ended; started again, it continues with that batch.
+    """A batch failed and the pipeline ended; the next run continues with that batch.
 
-    `is_transient` says that the cause may pass by itself, such as a server that restarts.
+    `is_transient` means that the cause may go away by itself, such as a server that restarts.
     """
 
     def __init__(self, text: str, *, is_transient: bool = False) -> None:
@@ -77,7 +79,7 @@ class PipelineFailed(PenstockError):
 
 @dataclass
 class Report:
-    """What one run did."""
+    """The result of one run."""
 
     batches: int = 0
     rows: int = 0
@@ -88,7 +90,7 @@ class Report:
 
 
 class Run:
-    """One run of a pipeline, from its checkpoint on."""
+    """One run of a pipeline, which starts at its checkpoint."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class Run:
         self.report = Report()
 
     def stop(self) -> None:
-        """End after the batch that is under way; may be called from a signal handler or another thread."""
+        """Stop after the current batch; may be called from a signal handler or another thread."""
         self._is_stopping = True
         if self._batches is not None:
             self._batches.stop()
@@ -121,27 +123,27 @@ class Run:
             refuse_batches(self._places)
 
     def run(self) -> Report:
-        """Run until all is read (once), or until stop(), SIGTERM or SIGINT.
+        """Process everything available (once), or run until stop(), SIGTERM or SIGINT.
 
-        Guarantees: a batch is in each sink that promises it once, whatever ends this process and whenever.
+        Guarantees: each sink that writes repeated batches once holds a batch once, however this process ends.
 
         Raises:
             PipelineInvalid: nothing was started.
-            PipelineBusy: another driver runs on the checkpoint, and nothing was started.
+            PipelineBusy: another driver uses the checkpoint, and nothing was started.
             PipelineFailed: a batch failed.
 
         """
         send_modules(self._spark, functions_of(self._pipeline.steps))
         with _starting:
-            rows = validate(self._pipeline, self._spark, self._places.starting())
+            rows = self._validated()
         if self._is_remote:
-            allow_batches(self._places)  # of a run before this one
+            allow_batches(self._places)  # an earlier run may have been stopped
         elif (files := Files(self._spark)).local(self._pipeline.checkpoint) is None:
-            # A plain path lies where Spark keeps files by default, which is HDFS on most clusters of YARN.
+            # A path without a scheme is in Spark's default file system: on YARN, that is usually HDFS.
             self._places = Places(files.qualified(self._pipeline.checkpoint))
         unsubscribe = SignalWatch.subscribe(self.stop)
         try:
-            with self._alone() as driver, without_query_log():  # which shows values that an error must not show
+            with self._alone() as driver, without_query_log():  # it would show values that errors mask
                 self._run_reported(rows)
                 if driver is not None:
                     driver.end("stopped" if self.report.is_stopped else "done")
@@ -149,8 +151,17 @@ class Run:
             unsubscribe()
         return self.report
 
+    def _validated(self) -> DataFrame:
+        for left in reversed(range(_MOST_SLOW_STARTS)):
+            try:
+                return validate(self._pipeline, self._spark, self._places.starting())
+            except PipelineInvalid as error:
+                if not left or _SLOW_START not in str(error):
+                    raise
+        raise AssertionError("unreachable")
+
     def _run_reported(self, rows: DataFrame) -> None:
-        """Run to the end, and let events and lineage know of it."""
+        """Run to the end, and report it as events and lineage."""
         self._lineage.emit("START")
         try:
             self._run_with_restarts(rows)
@@ -163,7 +174,10 @@ class Run:
         self._emit(EventName.STOPPED, reason="stopped" if self.report.is_stopped else "done")
 
     def _run_with_restarts(self, rows: DataFrame) -> None:
-        """Run to the end; a continuous run begins again, after a pause, when it ends with a failure that passes."""
+        """Run to the end, and restart after a pause: a continuous run after any transient failure.
+
+        A run until everything is read restarts only if Spark gave up on a Python worker that was slow to start.
+        """
         failures = 0
         while True:
             batches = self.report.batches
@@ -174,42 +188,45 @@ class Run:
                 return
             except PipelineFailed as error:
                 failures = 1 if self.report.batches > batches else failures + 1
-                if self._once or self._is_stopping or not error.is_transient or failures > self._pipeline.restarts:
+                is_slow_start = _SLOW_START in str(error.__cause__)
+                most = min(self._pipeline.restarts, _MOST_SLOW_STARTS) if self._once else self._pipeline.restarts
+                may_restart = error.is_transient and (is_slow_start or not self._once)
+                if self._is_stopping or not may_restart or failures > most:
                     raise
                 pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1))
                 logger.warning("%s. Restarting in %g s (restart %d)", error, pause_s, failures)
                 self._emit(EventName.TRYING_AGAIN, error=str(error), pause_s=pause_s)
                 self.report.restarts += 1
-                self._rest(pause_s)
+                self._pause(pause_s)
             if self._is_stopping:
                 self.report.is_stopped = True
                 return
 
-    def _rest(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         # In small steps: stop() may be called from a signal handler, which must not touch a lock.
         until = time.monotonic() + seconds
         while not self._is_stopping and (left := until - time.monotonic()) > 0:
-            pause(min(left, _LOOK_FOR_STOP_S))
+            pause(min(left, _STOP_POLL_S))
 
     def _alone(self) -> AbstractContextManager[Driver | None]:
-        folder = self._places.local()  # elsewhere Spark's own files are made in one step, and refuse a second driver
+        folder = self._places.local()  # elsewhere, a second driver fails to create the files of Spark's checkpoint
         return nullcontext() if folder is None else Driver(folder, self._masked).alone()
 
     def _masked(self, error: BaseException) -> str:
         return self._pipeline.masked(str(error))
 
     def _started(self, rows: DataFrame) -> StreamingQuery:
-        """Start the query; return when its sources have begun, or it has ended."""
+        """Start the query; return when its sources have started, or it has ended."""
         query = self._start(rows)
-        while not self._is_remote and query.isActive and query.status["message"].startswith(_BEGINNING):
-            pause(_LOOK_FOR_STOP_S)
+        while not self._is_remote and query.isActive and query.status["message"].startswith(_INITIALIZING):
+            pause(_STOP_POLL_S)
         return query
 
     def _start(self, rows: DataFrame) -> StreamingQuery:
         writer = rows.writeStream.foreachBatch(self._made_batches(rows)).outputMode(self._pipeline.output_mode)
         writer = writer.queryName(self._pipeline.name).option("checkpointLocation", self._places.spark)
         if self._once:
-            if not has_read_limits():  # else a batch that a crash left behind would be the only one of the run
+            if not has_read_limits():  # otherwise a run that repeats a batch after a crash would end with it
                 self._spark.conf.set(_AVAILABLE_NOW, "true")
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{int(self._pipeline.trigger_s * 1000)} milliseconds").start()
@@ -231,7 +248,7 @@ class Run:
         return self._batches
 
     def _query_id(self) -> str:
-        # Asked in the thread of the query, which Spark has labelled with it.
+        # Called in the thread of the query, where Spark sets this property.
         found = self._spark.sparkContext.getLocalProperty(_QUERY_ID)
         if found is None:
             raise PenstockError(f"Spark did not provide the id of the query ({_QUERY_ID})")
@@ -245,8 +262,8 @@ class Run:
 
         is_gone = False
         try:
-            while not query.awaitTermination(_LOOK_EVERY_S):  # type: ignore[arg-type]  # its own docs show 0.5
-                self._look(query)
+            while not query.awaitTermination(_POLL_S):  # type: ignore[arg-type]  # its own docs show 0.5
+                self._poll(query)
                 if self._is_stopping and not query.status["isTriggerActive"]:
                     query.stop()
         except (PySparkException, Py4JError, OSError) as error:
@@ -265,7 +282,7 @@ class Run:
         with suppress(PySparkException, Py4JError, OSError):  # Java may be gone
             if query.isActive:
                 query.stop()
-            self._look(query)
+            self._poll(query)
 
     def _failure(self, error: Exception) -> PipelineFailed:
         reason = one_line(error, self._pipeline.masked).rstrip(". ")
@@ -275,34 +292,34 @@ class Run:
                 f"{why}It had been asked to stop: send the signal to this process only, not to its JVM "
                 "(systemd: KillMode=mixed). The next run continues with the same batch"
             )
-        is_transient = not is_server_gone(error) and passes(str(error))
+        is_transient = not is_server_gone(error) and is_transient_failure(str(error))
         hint = "Fix the cause and run it again: it continues with the same batch"
         return PipelineFailed(f"{why}{hint}", is_transient=is_transient)
 
-    def _look(self, query: StreamingQuery) -> None:
-        for told in self._new_progress(query):
-            plain: Mapping[str, Any] = json.loads(told)  # the attributes of what PySpark makes of it leave some out
+    def _poll(self, query: StreamingQuery) -> None:
+        for text in self._new_progress(query):
+            plain: Mapping[str, Any] = json.loads(text)  # PySpark's objects lack some fields
             if plain["batchId"] <= self._last_batch or not plain["durationMs"].get("addBatch"):
                 continue
             self._last_batch = plain["batchId"]
             trigger_s = 0.0 if self._once else self._pipeline.trigger_s
             self._take(Progress.of(plain, self.report.last, rules=self._rules, trigger_s=trigger_s))
-        self._look_at_batch()
+        self._check_slow_batch()
 
     def _new_progress(self, query: StreamingQuery) -> list[str]:
         if self._is_remote:
-            return [told.json for told in query.recentProgress if told.batchId > self._last_batch]
-        # Of Java itself: PySpark would fetch and parse the last hundred batches, twice a second.
-        told = query._jsq.recentProgress()  # noqa: SLF001 - PySpark shows them in no other way
+            return [each.json for each in query.recentProgress if each.batchId > self._last_batch]
+        # From Java: PySpark would fetch and parse the last hundred batches, twice a second.
+        recent = query._jsq.recentProgress()  # noqa: SLF001 - PySpark has no other access
         new = []
-        for number in reversed(range(len(told))):
-            if told[number].batchId() <= self._last_batch:
+        for number in reversed(range(len(recent))):
+            if recent[number].batchId() <= self._last_batch:
                 break
-            new.append(str(told[number].json()))
+            new.append(str(recent[number].json()))
         return new[::-1]
 
-    def _look_at_batch(self) -> None:
-        """Raise the alarm for a batch that takes too long while it does: it may never end."""
+    def _check_slow_batch(self) -> None:
+        """Raise an alarm while a batch is taking too long: it may never end."""
         under_way = None if self._batches is None else self._batches.under_way
         if under_way is None or self._once or not self._pipeline.trigger_s:
             return
@@ -320,8 +337,8 @@ class Run:
         for alarm in progress.alarms(self._pipeline.max_lag, 0.0 if is_exempt else self._pipeline.trigger_s):
             self._alarm(alarm)
         self._places.note(progress)
-        told = progress.as_dict()
-        self._emit(EventName.BATCH_COMMITTED, **{name: told[name] for name in _OF_A_BATCH})
+        fields = progress.as_dict()
+        self._emit(EventName.BATCH_COMMITTED, **{name: fields[name] for name in _BATCH_FIELDS})
         actions = {DECODE: "dead_letter", **{rule.label: rule.action for rule in self._rules}}
         for rule, count in progress.broken.items():
             self._emit(EventName.RULE_BROKEN, rule=rule, action=actions[rule], count=count)

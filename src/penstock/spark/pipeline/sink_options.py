@@ -18,7 +18,7 @@ Library: TypeAlias = Literal["auto", "python", "spark"]
 
 @dataclass(frozen=True, kw_only=True)
 class CommonSinkOptions(Checked):
-    """What all sinks can have: the step whose rows they get, the last one by default, and which of these rows."""
+    """What all sinks have in common: the step whose rows they get, by default the last, and a condition on the rows."""
 
     from_: str | None = None
     where: Text | None = None
@@ -26,16 +26,16 @@ class CommonSinkOptions(Checked):
     def __post_init__(self) -> None:
         """Raise ConfigurationError for anything that cannot work."""
         super().__post_init__()
-        Partitions.of(getattr(self, "partition_by", ()))  # which not all sinks have
+        Partitions.of(getattr(self, "partition_by", ()))  # not all sinks have it
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedOptions(CommonSinkOptions):
-    """What sinks can have whose tables hold one row for each key: without `key` they append.
+    """The options of sinks whose tables can hold one row per key; without `key`, they append.
 
-    A row replaces an older one that has the same values in the columns of `key`. The newer row has the greater
-    `order_by`, or comes from the entry with the greater id, which the table keeps in `order_column`. A row for which
-    the condition `delete_when` is true deletes an older one.
+    A row replaces an older row with the same values in the columns of `key`. The newer row has the greater `order_by`,
+    or comes from the entry with the greater id, which the table stores in `order_column`. A row for which the condition
+    `delete_when` is true deletes an older one.
     """
 
     key: tuple[str, ...] = ()
@@ -53,10 +53,10 @@ class KeyedOptions(CommonSinkOptions):
 
 @dataclass(frozen=True)
 class Parquet(CommonSinkOptions):
-    """Parquet files, one folder for each batch, in sub-folders by `partition_by`.
+    """Parquet files, one folder per batch, with subfolders by `partition_by`.
 
-    What a table is partitioned by are columns, or `day(at)`, `hour(at)`, `bucket(16, id)` and `truncate(4, name)` of
-    them. With `evolve` a table may get columns that it does not have yet; they are null in older rows.
+    Tables are partitioned by columns, or by `day(at)`, `hour(at)`, `bucket(16, id)` and `truncate(4, name)` of them.
+    With `evolve`, a sink adds columns that its table does not have; they are null in older rows.
     """
 
     path: Text
@@ -68,11 +68,11 @@ class Parquet(CommonSinkOptions):
 
 @dataclass(frozen=True)
 class Delta(KeyedOptions):
-    """A table of Delta Lake, in folders by `partition_by`; it is made if there is none.
+    """A Delta Lake table, in folders by `partition_by`; it is created if it does not exist.
 
-    `library` is `python` (the package deltalake commits), `spark` (the jars of the session do), or `auto`: the jars if
-    the session has them. `options` are those of the store, for deltalake: keys, region, endpoint. `partition_by` and
-    `evolve` are those of Parquet.
+    `library` is `python` (the package deltalake commits), `spark` (the jars of the session commit), or `auto`: the
+    jars if the session has them. `options` are the storage options for deltalake: keys, region, endpoint.
+    `partition_by` and `evolve` work as for Parquet.
     """
 
     path: Text
@@ -93,11 +93,11 @@ class Delta(KeyedOptions):
 
 @dataclass(frozen=True)
 class Iceberg(KeyedOptions):
-    """A table of Iceberg, partitioned by `partition_by`; it is made if there is none.
+    """An Iceberg table, partitioned by `partition_by`; it is created if it does not exist.
 
-    `table` is `namespace.name` in the catalogue that the properties in `catalog` describe to PyIceberg, and that the
-    session knows as `spark_catalog`. `library` is `python` (PyIceberg commits), `spark` (the jars of the session do) or
-    `auto`: the jars if the session has them and the catalogue. `partition_by` and `evolve` are those of Parquet.
+    `table` is `namespace.name` in the catalogue that `catalog` describes to PyIceberg, and that the session calls
+    `spark_catalog`. `library` is `python` (PyIceberg commits), `spark` (the jars of the session commit) or `auto`: the
+    jars if the session has them and the catalogue. `partition_by` and `evolve` work as for Parquet.
     """
 
     table: Text
@@ -131,7 +131,7 @@ class Iceberg(KeyedOptions):
 
 @dataclass(frozen=True)
 class RedisStreams(CommonSinkOptions):
-    """Streams again. Without `stream` each row names its own in a column `stream`; `url` is the source's by default."""
+    """Redis streams. Without `stream`, the column `stream` names the stream; `url` defaults to the source's."""
 
     stream: str | None = None
     url: str | None = field(default=None, repr=False)
@@ -150,7 +150,7 @@ class RedisStreams(CommonSinkOptions):
 
 @dataclass(frozen=True)
 class Postgres(KeyedOptions):
-    """A table of PostgreSQL; with `create` it is made if there is none."""
+    """A PostgreSQL table; with `create`, it is created if it does not exist."""
 
     dsn: Text = field(repr=False)
     table: Text
@@ -166,7 +166,7 @@ class Postgres(KeyedOptions):
 
 @dataclass(frozen=True)
 class Jdbc(KeyedOptions):
-    """A table of any database for which the session has a JDBC driver.
+    """A table in any database for which the session has a JDBC driver.
 
     `options` are those of Spark's JDBC writer, such as `user`, `password` and `driver`.
     """
@@ -189,10 +189,10 @@ class Jdbc(KeyedOptions):
 
 @dataclass(frozen=True)
 class Results(CommonSinkOptions):
-    """Results, as workers leave them: one for each row, known by the value in the column `id`.
+    """Results like those of workers: one per row, with the id from the column `id`.
 
-    `backend` is fs, postgres, s3 or the name of a plug-in, made with `options`. `columns` are the data of the result,
-    all but `id` by default. `finished_at` names the column with its time, which is the present one by default.
+    `backend` is fs, postgres, s3 or the name of a plug-in, and gets `options`. `columns` are the data of the result, by
+    default all except `id`. `finished_at` names the column with the time of the result, by default the current time.
     """
 
     id: Text

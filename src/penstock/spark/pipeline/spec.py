@@ -1,4 +1,4 @@
-"""A pipeline as a value: declared in Python or read from TOML, and checked as far as it can be without Spark."""
+"""A pipeline as a value, declared in Python or read from TOML, and checked as far as possible without Spark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _MAX_PIPELINE_NAME = 128
 _TIMESTAMP = "timestamp"
 CORRUPT, WHY_CORRUPT = "_corrupt_record", "_corrupt_reason"
-DECODE = "decode_error"  # what rows that do not decode are counted as, beside those that break a rule
+DECODE = "decode_error"  # the name under which rows that do not decode are counted
 _GLOB = "*?["
 _OWN = {
     "url": "url", "streams": "streams", "payload": "format", "format": "format", "payloadschema": "schema",
@@ -95,7 +95,7 @@ class Source(Checked):
         self.required_columns()
 
     def spark_options(self, starting: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the options for Spark's reader; `starting` says where to begin instead of the source."""
+        """Return the options for Spark's reader; `starting` overrides where the source begins."""
         begin = {"startingOffsets": self.starting} if starting is None else starting
         made = {**self.options, "url": self.url, "streams": ",".join(self.streams), **begin}
         given = {
@@ -105,13 +105,13 @@ class Source(Checked):
         return {**made, **{name: str(value) for name, value in given.items() if value is not None}}
 
     def parsed(self) -> SourceOptions:
-        """Return the options as the reader will see them; raise ConfigurationError if it would refuse them."""
+        """Return the options as the reader parses them; raise ConfigurationError if it rejects them."""
         options = SourceOptions.parse(self.spark_options())
         options.check_streaming()
         return options
 
     def required_columns(self) -> list[str]:
-        """Return the columns of the payload that must not be null, as SQL writes them."""
+        """Return the columns of the payload that must not be null, quoted for SQL."""
         prefix = f"`{self.payload_column}`." if self.payload_column else ""
         return [f"{prefix}`{field.name}`" for field in self._payload_schema() if not field.nullable]
 
@@ -127,13 +127,13 @@ class Source(Checked):
         return pa.schema([])
 
     def dead_letters_of(self, stream: str) -> str:
-        """Return the dead-letter stream of a stream, as a user names both."""
+        """Return the name of the dead-letter stream of a stream, both without the key prefix."""
         return StreamKeys(stream).default_dead_letters()
 
 
 @dataclass(frozen=True)
 class Lineage(Checked):
-    """Where OpenLineage events go: `url` is that of a server, or a file to which each is added as a line of JSON."""
+    """Where OpenLineage events go: `url` is a server, or a file to which each event is appended as a line of JSON."""
 
     url: Text = field(repr=False)
     namespace: Text = "penstock"
@@ -142,13 +142,13 @@ class Lineage(Checked):
 
 @dataclass(frozen=True)
 class Pipeline(Checked):
-    """Streams, what happens to their rows, and where these go.
+    """Streams, the steps that change their rows, and the sinks that store them.
 
-    `checkpoint` is the folder in which the pipeline keeps how far it has come. `watermark` is how late an entry may be
-    before windows close without it, by the column `timestamp` or the one in `watermark_column`. `dedup` are columns
-    of which, within the watermark, the first row counts. `trigger` is how often a batch begins when it runs
-    continuously, as soon as the last one is done by default. `restarts` is how often in a row a continuous run begins
-    again after a failure that passes. `secrets` are texts that no message shows, beside those in the other values.
+    `checkpoint` is the folder that holds the progress of the pipeline. `watermark` is how late an entry may be before
+    windows close without it, by the column `timestamp` or the one in `watermark_column`. `dedup` are the columns by
+    which rows are deduplicated within the watermark. `trigger` is how often a continuous run begins a batch; by
+    default, as soon as the previous one is done. `restarts` is how often in a row a continuous run restarts after a
+    transient failure. `secrets` are texts to mask in messages, in addition to the secrets in the other values.
     """
 
     name: str
@@ -237,30 +237,30 @@ class Pipeline(Checked):
 
     @property
     def trunk(self) -> int:
-        """The last step that all sinks share: up to it rows are a stream, and behind it each batch is by itself."""
+        """The last step that all sinks share. Up to it, rows are a stream; after it, each batch is computed alone."""
         return trunk_of(self.steps, self.outputs().values())
 
     def all_rules(self) -> list[Rule]:
-        """Return all that rows of the source are held to: the schema, the conditions in `valid`, and the rules."""
+        """Return what rows of the source must satisfy: the schema, the conditions in `valid`, and the rules."""
         required = [Rule(f"{name} IS NOT NULL") for name in self.source.required_columns()]
         rules = [*required, *map(Rule, self.source.valid), *self.rules]
-        # A condition may hold what a variable stands for, and everybody sees how often it was broken.
+        # A condition may contain the value of a variable, and its label is in progress and metrics.
         return [replace(rule, name=self.masked(rule.label)) for rule in rules]
 
     @property
     def trigger_s(self) -> float:
-        """How often a batch begins at most, in seconds."""
+        """The shortest time between the starts of two batches, in seconds."""
         return duration_s("trigger", self.trigger)
 
     def masked(self, text: str) -> str:
-        """Return a text as it may be shown: without passwords, and without the secrets of this pipeline."""
+        """Return a text without passwords and the secrets of this pipeline."""
         parts = [asdict(part) for part in (self.source, *self.sinks)]
         parts += [{"spark": self.spark}, {} if self.lineage is None else asdict(self.lineage)]
         found = {*self.secrets, *(secret for part in parts for secret in secrets_of(part))}
         return masked_text(without_secrets(text, found))
 
     def validate(self, spark: SparkSession) -> None:
-        """Find what would make it fail; raise PipelineInvalid with every fault. Nothing is written."""
+        """Check the pipeline without writing anything; raise PipelineInvalid with every problem."""
         from penstock.spark.pipeline.validation import validate
 
         validate(self, spark)
@@ -273,9 +273,9 @@ class Pipeline(Checked):
         tell: Callable[[Progress], None] | None = None,
         on_event: EventSink | None = None,
     ) -> Report:
-        """Run until all is read (once), or until SIGTERM or SIGINT; `tell` is called after each batch.
+        """Process everything available (once), or run until SIGTERM or SIGINT; `tell` is called after each batch.
 
-        Raises PipelineInvalid or PipelineBusy before anything is started, PipelineFailed when a batch fails.
+        Raises PipelineInvalid or PipelineBusy before anything starts, PipelineFailed when a batch fails.
         """
         from penstock.spark.pipeline.running import Run
 
@@ -285,10 +285,10 @@ class Pipeline(Checked):
     def from_file(
         cls, path: str | Path, *, profile: str | None = None, environment: Mapping[str, str] | None = None
     ) -> Pipeline:
-        """Read a pipeline from a TOML file; raise ConfigurationError with file and line of what is wrong.
+        """Read a pipeline from a TOML file; raise ConfigurationError with the file and line of a mistake.
 
-        `profile` names a table [profile.<name>], whose values stand above those of the file. ${NAME} is a variable of
-        `environment`, which is that of the process by default.
+        `profile` names a table [profile.<name>] whose values override those of the file. ${NAME} is a variable of
+        `environment`, by default that of the process.
         """
         from penstock.spark.pipeline.spec_file import SpecFile
 
@@ -303,7 +303,7 @@ class Pipeline(Checked):
         profile: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Pipeline:
-        """Read a pipeline from TOML; `name` is what errors call the text."""
+        """Read a pipeline from TOML; errors call the text `name`."""
         from penstock.spark.pipeline.spec_file import SpecFile
 
         return SpecFile(Document(name, text), profile, environment).pipeline()

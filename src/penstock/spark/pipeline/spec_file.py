@@ -20,7 +20,7 @@ from penstock.spark.pipeline.steps import SOURCE, STEPS, Rule
 
 _DEFINED = "#/$defs/{name}"
 
-LISTS = {"rule": "rules", "step": "steps", "sink": "sinks"}  # as a file spells them, and as Python does
+LISTS = {"rule": "rules", "step": "steps", "sink": "sinks"}  # names in a file, and in Python
 
 
 def top_level() -> dict[str, Any]:
@@ -30,7 +30,7 @@ def top_level() -> dict[str, Any]:
 
 
 class SpecFile:
-    """Makes a pipeline of a TOML document."""
+    """Turns a TOML document into a pipeline."""
 
     def __init__(self, document: Document, profile: str | None, environment: Mapping[str, str] | None) -> None:
         self._document = document
@@ -113,7 +113,7 @@ class SpecFile:
         return where
 
     def _overlay(self, below: Any, above: Any, path: tuple[str | int, ...], origin: tuple[str | int, ...]) -> None:
-        """Put the values of a profile above those of the file, and their lines with them."""
+        """Override values of the file with those of a profile, and their line numbers too."""
         lines = self._document.lines
         if not isinstance(above, Mapping):
             raise SettingsError(f"{self._document.place(origin)}: [{'.'.join(map(str, origin))}] must be a table")
@@ -133,7 +133,7 @@ class SpecFile:
                     below.pop(key.removesuffix("_file"), None)
 
     def _overlay_named(self, key: str, above: Any, origin: tuple[str | int, ...]) -> None:
-        """Change the steps, rules or sinks that a profile names; a sink without a name is known by its kind."""
+        """Override the steps, rules or sinks that a profile names; the name of a sink is its kind by default."""
         tables = self._tables(key)
         names = [table.get("name", table.get("kind")) if isinstance(table, Mapping) else None for table in tables]
         if not isinstance(above, Mapping):
@@ -179,7 +179,7 @@ def json_schema() -> dict[str, Any]:
 def _table(kind: type, /, **constant: str) -> dict[str, Any]:
     fixed = {key: {"const": value} for key, value in constant.items()}
     required = [name for name, each in signature(kind).parameters.items() if each.default is Parameter.empty]
-    # What is required may be in a file of its own: url or url_file.
+    # A required value may be in a separate file: url or url_file.
     either = [{"anyOf": [{"required": [name]}, {"required": [f"{name}_file"]}]} for name in required]
     return {
         "type": "object",
@@ -200,7 +200,7 @@ def _properties(kind: type, hints: Mapping[str, Any]) -> dict[str, Any]:
         if is_options(plain(hint)):
             found = {"type": "object"}
         elif found.get("type") != "string":
-            # One text for a list, "none" for limits, and a variable for anything.
+            # A list may be one string, limits may be "none", and anything may be a variable.
             is_free = found.get("type") == "array" or "$ref" in found
             found = {"anyOf": [found, {"type": "string", **({} if is_free else {"pattern": r"\$\{"})}]}
         if isinstance(defaults.get(key), str | int) and defaults[key] != "":

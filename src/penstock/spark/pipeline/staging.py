@@ -1,10 +1,10 @@
 """The rows of a batch, kept on disk until all sinks have them.
 
-Several sinks must get the same rows, also when a batch is repeated after a crash: a handler, a shuffle or a clock may
-give others. So a batch is computed once, written into a folder that one rename completes, and read from there.
+Several sinks must get the same rows, also when a batch is repeated after a crash, but a handler, a shuffle or a clock
+may produce others. So a batch is computed once, written into a folder that one rename publishes, and read from there.
 
-The name of the folder ends with a fingerprint of what made the rows: after a failure somebody may have changed the
-steps, and what the old ones made is not what the sinks are to get then.
+The name of the folder ends with a fingerprint of the declaration that produced the rows. If the steps have changed
+after a failure, sinks must not get the rows of the old steps.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 _WRITING = ".writing"
 _FILE_IS_PARTITION = str(1 << 50)
-_BY, _BEGUN = "-", "+"  # behind the name of a batch: what made it, and a sink that may have a part of it
-_OF_TRIES = ("batch_size", "max_attempts", "timeout")  # of a handler: how it is called, not what it makes
+_BY, _BEGUN = "-", "+"  # after the name of a batch: a fingerprint of its steps, or of a sink that may have part of it
+_RETRY_OPTIONS = ("batch_size", "max_attempts", "timeout")  # options of a handler that do not change its output
 
 
 class Staging:
-    """The staged batches of a step; `recipe` says what makes their rows.
+    """The staged batches of a step; `recipe` describes how their rows are computed.
 
-    But for put(), `rows` only tell the columns.
+    Methods other than put() use only the columns of `rows`.
     """
 
     def __init__(self, folder: str, files: Files, recipe: str) -> None:
         self._folder, self._files, self._recipe = folder, files, recipe
 
     def has(self, rows: DataFrame, key: BatchKey) -> bool:
-        """Tell whether the batch was computed."""
+        """Return whether the batch is staged."""
         return self._files.is_shown(self._place(rows, key))
 
     def is_outdated(self, rows: DataFrame, key: BatchKey) -> bool:
-        """Tell whether the batch was computed by other steps, or has other columns."""
+        """Return whether the batch was staged by other steps, or with other columns."""
         places = [
             joined(self._folder, name)
             for name in self._files.names(self._folder)
@@ -51,11 +51,11 @@ class Staging:
         return any(place != self._place(rows, key) and self._files.is_shown(place) for place in places)
 
     def begin(self, sink: str, key: BatchKey) -> None:
-        """Note that a sink which shows rows one by one may have some of the batch."""
+        """Record that a sink whose rows become visible one by one may have part of the batch."""
         self._files.touch(self._note(sink, key))
 
     def has_begun(self, sink: str, key: BatchKey) -> bool:
-        """Tell whether that was noted."""
+        """Return whether a sink may have part of the batch."""
         return self._files.exists(self._note(sink, key))
 
     def _place(self, rows: DataFrame, key: BatchKey) -> str:
@@ -65,7 +65,7 @@ class Staging:
         return joined(self._folder, f"{key.folder}{_BEGUN}{_digest(sink)}")
 
     def put(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> int:
-        """Compute the batch and keep it; return the number of its rows."""
+        """Compute and stage the batch; return its number of rows."""
         place = self._place(rows, key)
         self._files.hide(place)
         writing = joined(self._folder, attempt_of(key) + _WRITING)
@@ -77,17 +77,17 @@ class Staging:
         return count
 
     def get(self, rows: DataFrame, key: BatchKey) -> DataFrame:
-        """Return the batch as it was computed."""
+        """Return the staged batch."""
         spark = rows.sparkSession
-        # A file is a partition, whatever the number of cores is today: the sink of streams counts rows by partition.
+        # One partition per file, on any number of cores, because the sink redis_streams counts rows by partition.
         for name in ("maxPartitionBytes", "openCostInBytes"):
             spark.conf.set(f"spark.sql.files.{name}", _FILE_IS_PARTITION)
         return spark.read.schema(rows.schema).parquet(self._place(rows, key))
 
     def forget_before(self, rows: DataFrame, key: BatchKey) -> None:
-        """Delete the batches before this one: Spark begins a batch when the last one is committed.
+        """Delete earlier batches: Spark starts a batch after it has committed the previous one.
 
-        Torn ones go too, and what other steps have made of this one.
+        This also deletes incomplete batches, and this batch as other steps staged it.
         """
         kept = self._place(rows, key)
         for name in self._files.names(self._folder):
@@ -96,17 +96,17 @@ class Staging:
                 self._files.hide(place)
 
     def forget_all(self, key: BatchKey) -> None:
-        """Delete the batch, whatever has made it."""
+        """Delete the batch, whichever steps staged it."""
         for name in self._files.names(self._folder):
             if name.startswith(f"{key.folder}{_BY}"):
                 self._files.hide(joined(self._folder, name))
 
 
 def recipe_of(pipeline: Pipeline, step: int) -> str:
-    """Return what makes the rows of a step, as far as the declaration tells."""
+    """Return what determines the rows of a step, as far as it is declared."""
     source, needed = pipeline.source, sorted(needed_for(pipeline.steps, [step]) - {0})
     steps = [(number, asdict(pipeline.steps[number - 1])) for number in needed]
-    made = [(number, {name: given[name] for name in given if name not in _OF_TRIES}) for number, given in steps]
+    made = [(number, {name: given[name] for name in given if name not in _RETRY_OPTIONS}) for number, given in steps]
     payload = (source.format, source.schema, source.model, source.payload_column, source.columns)
     return repr((payload, pipeline.all_rules(), pipeline.dedup, pipeline.watermark, pipeline.watermark_column, made))
 

@@ -1,8 +1,8 @@
-"""Where a pipeline keeps how far it has come and who runs it, and what that says to somebody who asks.
+"""The checkpoint of a pipeline: where its files are, which driver runs it, and the status that `status` reports.
 
-There is one driver at a time. `<checkpoint>/driver.json` is locked as long as it lives: the system ends the lock with
-the process, however that dies. Its text says who holds it or, afterwards, how that ended. A text that says "running"
-without a lock is what a driver has left that was killed.
+There is one driver at a time. It locks `<checkpoint>/driver.json` while it is alive; the system releases the lock with
+the process. The file says which process holds the lock or, afterwards, how it ended. If it says "running" and there is
+no lock, the driver was killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.spark.source.offsets import Offsets, lag, newest_number
 PROGRESS, START = "progress.json", "start.json"
 _FILE = "driver.json"
 RUNNING, CRASHED, FAILED = "running", "crashed", "failed"
-_LOOKS, _BETWEEN_LOOKS_S = 5, 0.1
+_LOCK_ATTEMPTS, _LOCK_PAUSE_S = 5, 0.1
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Places:
         return joined(self.checkpoint, "spark")
 
     def staging_of(self, step: int, trunk: int) -> str:
-        """Return where batches are kept that are not in all sinks yet: those of the trunk, or of a step behind it."""
+        """Return the folder of staged batches: those of the trunk, or of a step after it."""
         return joined(self.checkpoint, "staging" if step == trunk else f"staging-{step}")
 
     def local(self) -> Path | None:
-        """The checkpoint on the disk of this machine, if it is there."""
+        """The checkpoint, if it is on a disk of this machine."""
         return local_path(self.checkpoint)
 
     def starting(self) -> dict[str, str] | None:
-        """Return where a new query begins if the pipeline was reset, as options of the source; None if it was not."""
+        """Return where a new query starts after a reset, as options of the source; None without a reset."""
         folder = self.local()
         file = None if folder is None else folder / START
         if file is None or not file.exists():
@@ -66,14 +66,14 @@ class Places:
             raise ConfigurationError(f"{file} is damaged ({error}): run `penstock pipeline reset` again") from error
 
     def note(self, progress: Progress) -> None:
-        """Keep the last progress for `status`; elsewhere than on a local disk there is none."""
+        """Save the last progress for `status`, if the checkpoint is on a local disk."""
         folder = self.local()
         if folder is not None:
             write_json(folder / PROGRESS, progress.as_dict())
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write a small file; readers see all of it or what was there before."""
+    """Write a small file in one step: readers see the old or the new content."""
     fresh = file.with_name(f"{file.name}.new")
     fresh.write_text(json.dumps(content), encoding="utf-8")
     fresh.replace(file)
@@ -81,7 +81,7 @@ def write_json(file: Path, content: Any) -> None:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """How far a pipeline has come: what Spark's checkpoint says, and what Redis says now."""
+    """The progress of a pipeline, from Spark's checkpoint and from Redis."""
 
     name: str
     committed_batch: int | None
@@ -91,7 +91,7 @@ class PipelineStatus:
 
     @property
     def lag(self) -> int | None:
-        """How many entries it has yet to read; None if that cannot be told."""
+        """The number of entries left to read; None if unknown."""
         counts = [stream["lag"] for stream in self.streams.values()]
         return None if None in counts else sum(counts)
 
@@ -104,7 +104,7 @@ class PipelineStatus:
 
 
 def status(pipeline: Pipeline) -> PipelineStatus:
-    """Return how far a pipeline has come, without Spark; raise ConfigurationError if its checkpoint is elsewhere."""
+    """Return the progress of a pipeline, without Spark; raise ConfigurationError if its checkpoint is not local."""
     folder = checkpoint_folder(pipeline)
     batch = newest_number(folder / "spark" / "commits")
     read = Offsets() if batch is None else Offsets.in_checkpoint(folder / "spark", batch)
@@ -119,13 +119,13 @@ def status(pipeline: Pipeline) -> PipelineStatus:
         for name in ends
     }
     last: dict[str, Any] | None = None
-    with suppress(OSError, msgspec.MsgspecError, ValueError):  # not there, or what a crash of the machine left of it
+    with suppress(OSError, msgspec.MsgspecError, ValueError):  # it does not exist, or a crash of the machine damaged it
         last = msgspec.json.decode((folder / PROGRESS).read_bytes(), type=dict[str, Any])
     return PipelineStatus(pipeline.name, batch, streams, last, last_state(folder))
 
 
 def checkpoint_folder(pipeline: Pipeline) -> Path:
-    """Return the checkpoint on a disk of this machine; raise ConfigurationError if it is elsewhere."""
+    """Return the folder of the checkpoint; raise ConfigurationError if it is not on a disk of this machine."""
     folder = Places(pipeline.checkpoint).local()
     if folder is None or (not folder.exists() and _is_elsewhere(pipeline)):
         raise ConfigurationError(
@@ -143,12 +143,12 @@ def _is_elsewhere(pipeline: Pipeline) -> bool:
 
 
 class PipelineBusy(PenstockError):
-    """Another driver runs the pipeline on this checkpoint."""
+    """Another driver uses this checkpoint."""
 
 
 @dataclass(frozen=True)
 class DriverState:
-    """How a driver is doing. `state` is running, stopped, done or failed; `crashed` is said by others."""
+    """The state of a driver: running, stopped, done, failed or reset; readers may find that it has crashed."""
 
     state: str
     pid: int
@@ -166,18 +166,18 @@ class DriverState:
 
 
 class Driver:
-    """The driver of this process, on the checkpoint in a folder of this machine."""
+    """This process as the driver of a checkpoint on a disk of this machine."""
 
     def __init__(self, folder: Path, spell: Callable[[BaseException], str] = str) -> None:
-        """`spell` returns what an error says, as `status` may show it."""
+        """`spell` returns the text of an error without secrets, for `status`."""
         self._file, self._spell = folder / _FILE, spell
         self._state = DriverState(RUNNING, os.getpid(), socket.gethostname(), _now())
 
     @contextmanager
     def alone(self) -> Iterator[Driver]:
-        """Be the one driver for a while; raise PipelineBusy if there is one already."""
+        """Be the only driver until the end of the block; raise PipelineBusy if there is another one."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)  # Java does not inherit it
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o666)  # not inherited by Java
         try:
             self._lock(descriptor)
             self._write(descriptor, self._state)
@@ -193,14 +193,14 @@ class Driver:
             os.close(descriptor)
 
     def end(self, state: str) -> None:
-        """Note how it ended."""
+        """Record how it ended."""
         self._state = replace(self._state, state=state, time=_now())
 
     def _lock(self, descriptor: int) -> None:
-        for _ in range(_LOOKS):  # somebody who looks how it gets on holds the lock for a moment
+        for _ in range(_LOCK_ATTEMPTS):  # `status` holds the lock for a moment
             if lock(descriptor, self._file, "driver"):
                 return
-            pause(_BETWEEN_LOOKS_S)
+            pause(_LOCK_PAUSE_S)
         state = _read(self._file)
         who = "another driver" if state is None else f"process {state.pid} on {state.host}, since {state.time},"
         raise PipelineBusy(
@@ -216,7 +216,7 @@ class Driver:
 
 
 def last_state(folder: Path) -> DriverState | None:
-    """Return what is known of the driver on a checkpoint; None if there never was one."""
+    """Return the state of the last driver of a checkpoint; None if there never was one."""
     file = folder / _FILE
     state = _read(file)
     if state is None or state.state != RUNNING or _is_locked(file):
@@ -225,9 +225,9 @@ def last_state(folder: Path) -> DriverState | None:
 
 
 def _read(file: Path) -> DriverState | None:
-    with suppress(OSError, ValueError, TypeError):  # not there, or just being written
-        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return DriverState(**told)
+    with suppress(OSError, ValueError, TypeError):  # it does not exist, or is being written
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return DriverState(**found)
     return None
 
 

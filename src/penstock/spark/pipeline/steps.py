@@ -1,4 +1,4 @@
-"""What happens to the rows of a pipeline: rules, SQL, a function of DataFrames, or the handler of the workers."""
+"""What happens to the rows of a pipeline: rules, SQL, a function of DataFrames, or the workers' handler."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 
 @dataclass(frozen=True)
 class Rule(Checked):
-    """An SQL condition that rows of the source are held to, known by its `name`, which is the condition by default.
+    """An SQL condition that rows of the source must satisfy; its `name` is the condition by default.
 
-    A row for which it is false or null is counted, and goes to the dead letters of its stream, passes with a warning,
-    or fails the batch.
+    A row for which it is false or null is counted, and becomes a dead letter, passes with a warning, or fails the
+    batch.
     """
 
     check: Text
@@ -35,13 +35,13 @@ class Rule(Checked):
 
     @property
     def label(self) -> str:
-        """What it is called in counts and messages."""
+        """The name of the rule in counts and messages."""
         return self.name or self.check
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step(Checked):
-    """What all steps can have: `from`, the step whose rows it is given, which is the one before it by default."""
+    """What all steps have in common: `from`, the step whose rows it reads, by default the previous one."""
 
     from_: str | None = None
 
@@ -57,7 +57,7 @@ class _Step(Checked):
 
 @dataclass(frozen=True)
 class Sql(_Step):
-    """A query over the rows so far, which it finds as the table `input`; those of an earlier step under its `name`."""
+    """A query over the table `input`, the rows of the previous step; earlier steps are tables with their names."""
 
     sql: Text
     name: str | None = None
@@ -65,7 +65,7 @@ class Sql(_Step):
 
 @dataclass(frozen=True)
 class Function(_Step):
-    """A function that is given a DataFrame and returns one: `python = "module:function"`."""
+    """A function that takes a DataFrame and returns one: `python = "module:function"`."""
 
     python: str
     name: str | None = None
@@ -78,12 +78,12 @@ class Function(_Step):
 
 @dataclass(frozen=True)
 class Handler(_Step):
-    """The batch handler of the workers, async or plain, on the executors: `handler = "module:function"`.
+    """The workers' batch handler, async or plain, run on the executors: `handler = "module:function"`.
 
-    It is given lists of up to `batch_size` StreamMessage of one stream and returns the ids that are done. Others, and
-    all if it raises, are tried again one by one, up to `max_attempts` times in all; then they go to the dead letters.
-    With `output`, columns as DDL, it returns a mapping of ids to mappings of these columns, which are added to the row.
-    A call that takes longer than `timeout`, a length of time, has failed.
+    It takes lists of up to `batch_size` StreamMessage of one stream and returns the ids that are done. The others, or
+    all of them if it raises, are retried one by one, up to `max_attempts` attempts in total; then they become dead
+    letters. With `output`, columns as DDL, it returns a mapping of ids to mappings of these columns, which are added
+    to the row. A call that takes longer than the duration `timeout` has failed.
     """
 
     handler: str
@@ -104,7 +104,7 @@ class Handler(_Step):
 
     @property
     def timeout_s(self) -> float | None:
-        """How long a call may take, in seconds."""
+        """The timeout of a call, in seconds."""
         return None if self.timeout is None else duration_s("timeout", self.timeout)
 
 
@@ -113,25 +113,25 @@ STEPS: dict[str, type[Step]] = {"sql": Sql, "python": Function, "handler": Handl
 
 
 def kind_of(step: Step) -> str:
-    """Return the key that makes a step what it is."""
+    """Return the key that identifies the kind of a step."""
     return next(kind for kind, cls in STEPS.items() if isinstance(step, cls))
 
 
 def functions_of(steps: Iterable[Step]) -> list[str]:
-    """Return the functions that steps name."""
+    """Return the paths of the functions that steps call."""
     named = (getattr(step, kind, None) for step in steps for kind in ("python", "handler"))
     return [path for path in named if path is not None]
 
 
 def number_of(steps: Sequence[Step], name: str | None) -> int:
-    """Return the number of a step by its name, the last one for None; 0 is the source."""
+    """Return the number of the step with a name, of the last step for None; 0 is the source."""
     if name is None:
         return len(steps)
     return 0 if name == SOURCE else next(number for number, step in enumerate(steps, 1) if step.name == name)
 
 
 def inputs_of(steps: Sequence[Step], number: int) -> set[int]:
-    """Return the steps whose rows a step reads. A name that stands in SQL counts, whatever it stands for there."""
+    """Return the steps whose rows a step reads. Any word in SQL that is the name of a step counts."""
     step = steps[number - 1]
     given = number - 1 if step.from_ is None else number_of(steps, step.from_)
     if not isinstance(step, Sql):
@@ -142,7 +142,7 @@ def inputs_of(steps: Sequence[Step], number: int) -> set[int]:
 
 
 def needed_for(steps: Sequence[Step], outputs: Iterable[int]) -> set[int]:
-    """Return the steps that lead to the outputs, and these."""
+    """Return the outputs and all steps that they depend on."""
     found: set[int] = set()
     waiting = set(outputs)
     while waiting:
@@ -153,7 +153,7 @@ def needed_for(steps: Sequence[Step], outputs: Iterable[int]) -> set[int]:
 
 
 def trunk_of(steps: Sequence[Step], outputs: Iterable[int]) -> int:
-    """Return the last step from whose rows alone all outputs can be made; 0 is the source."""
+    """Return the last step from whose rows alone all outputs can be computed; 0 is the source."""
     ends = set(outputs)
     needed = needed_for(steps, ends)
     for trunk in range(min(ends), 0, -1):
@@ -163,7 +163,7 @@ def trunk_of(steps: Sequence[Step], outputs: Iterable[int]) -> int:
 
 
 def duration_s(key: str, value: str) -> float:
-    """Return a length of time in seconds; raise ConfigurationError for what is none."""
+    """Return a duration in seconds; raise ConfigurationError if it is invalid."""
     seconds = seconds_of(value)
     if seconds is None:
         raise ConfigurationError(f"{key}={value!r} must be a duration such as 500ms, 30s, 1h30m or 10 minutes")
@@ -171,7 +171,7 @@ def duration_s(key: str, value: str) -> float:
 
 
 def check_timeout(key: str, value: str) -> float:
-    """Return how long a handler may take, in seconds; raise ConfigurationError for what is no such time."""
+    """Return the timeout of a handler in seconds; raise ConfigurationError if it is invalid."""
     seconds = duration_s(key, value)
     if not 0 < seconds <= _MOST_TIMEOUT_S:
         raise ConfigurationError(f"{key}={value!r} must be positive and at most one day")
@@ -179,14 +179,14 @@ def check_timeout(key: str, value: str) -> float:
 
 
 def check_function_path(key: str, path: str) -> None:
-    """Raise ConfigurationError unless a path is written as module:function."""
+    """Raise ConfigurationError unless a path has the form module:function."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         raise ConfigurationError(f"{key}={path!r} must be written as 'package.module:function'")
 
 
 def imported(key: str, path: str) -> Callable[..., Any]:
-    """Import the function that a path names; raise ConfigurationError when there is none."""
+    """Import the function at a path; raise ConfigurationError if that fails."""
     found = code_shipping.imported(f"{key}={path!r}", path)
     if not callable(found):
         raise ConfigurationError(f"{key}={path!r} is a {type(found).__name__}, not a function")

@@ -1,4 +1,4 @@
-"""Finds what would make a pipeline fail, before it runs: nothing is written and no row is read."""
+"""Finds problems of a pipeline before it runs: nothing is written and no row is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.spark.source.columns import ENTRY, payload_ddl
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What Spark keeps state for, as a plan names it; and a join, if both of its sides are streams.
+# Operators that keep state, by their names in a plan; a join does, if both sides are streams.
 _KEEPS_STATE = re.compile(
     r"Aggregate|Deduplicate|Distinct|(?:Flat)?Map(?:Co)?Groups|CoGroup|TransformWithState|GlobalLimit|Window|Except|Intersect"
 )
@@ -33,7 +33,7 @@ _JOIN, _SOURCE = "Join", ""
 
 
 class PipelineInvalid(ConfigurationError):
-    """A pipeline cannot run; `problems` are its faults, a line each."""
+    """A pipeline cannot run; `problems` has one line per problem."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
@@ -41,17 +41,17 @@ class PipelineInvalid(ConfigurationError):
 
 
 def validate(pipeline: Pipeline, spark: SparkSession, starting: Mapping[str, str] | None = None) -> DataFrame:
-    """Return the rows of a pipeline that can run, up to its trunk; `starting` is for the planner.
+    """Return the rows of the trunk of a pipeline that can run; `starting` is for the planner.
 
     Raises:
-        PipelineInvalid: with every fault that was found. A fault of the source or of a step hides those behind it.
+        PipelineInvalid: with every problem found. A problem of the source or of a step hides those after it.
 
     """
     return Validation(pipeline, spark, starting).run()
 
 
 class Validation:
-    """One look at a pipeline."""
+    """One validation of a pipeline."""
 
     def __init__(self, pipeline: Pipeline, spark: SparkSession, starting: Mapping[str, str] | None = None) -> None:
         self._pipeline, self._spark, self._starting = pipeline, spark, starting
@@ -62,14 +62,14 @@ class Validation:
         pipeline = self._pipeline
         self._problems += [f"checkpoint: {found}" for found in unwritable(pipeline.checkpoint, files_of(self._spark))]
         with without_query_log():
-            frames = self._plan() if self._is_source_well() else None
+            frames = self._plan() if self._check_source() else None
             if frames is not None:
                 self._problems += self._of_sinks(frames)
         if self._problems or frames is None:
             raise PipelineInvalid(tuple(dict.fromkeys(map(pipeline.masked, self._problems))))
         return frames[pipeline.trunk]
 
-    def _is_source_well(self) -> bool:
+    def _check_source(self) -> bool:
         options = self._pipeline.source.parsed()
         try:
             if not has_read_limits():
@@ -85,18 +85,18 @@ class Validation:
         return True
 
     def _plan(self) -> dict[int, DataFrame] | None:
-        """Return the rows of the source and of each step; None if one of them cannot work."""
+        """Return the rows of the source and of each step; None if one of them has a problem."""
         from pyspark.errors import PySparkException
 
         planner = Planner(self._spark, self._pipeline, self._starting)
         try:
             frames = planner.frames(self._check_stateless)
             planner.place = "steps"
-            if not is_connect(self._spark):  # there the start of the query says it
+            if not is_connect(self._spark):  # Spark Connect reports it when the query starts
                 self._check_streaming(frames[self._pipeline.trunk])
         except (PenstockError, PySparkException) as error:
             self._problems.append(f"{planner.place}: {one_line(error, self._pipeline.masked)}")
-        except (Exception, SystemExit) as error:  # a function of the user's
+        except (Exception, SystemExit) as error:  # raised by a user's function
             self._problems.append(f"{planner.place}: {name_of(error)}: {one_line(error, self._pipeline.masked)}")
         else:
             return frames
@@ -105,13 +105,13 @@ class Validation:
         return None
 
     def _check_stateless(self, frames: Mapping[int, DataFrame], number: int) -> None:
-        """Refuse what would be counted batch by batch on a branch, where it looks as if it were the whole stream."""
+        """Reject operators on a branch that keep state: there, they would see one batch instead of the whole stream."""
         if number <= self._pipeline.trunk:
             return
         if is_connect(self._spark):
             raise ConfigurationError("steps after a branch need a classic Spark session, not Spark Connect")
         here, trunk = (_stateful(analyzed(frames[each])) for each in (number, self._pipeline.trunk))
-        # A step may read the trunk more than once: then it has its operators, and its sources, as often.
+        # A step that reads the trunk several times has its operators and sources as many times.
         times = here.pop(_SOURCE) // trunk.pop(_SOURCE)
         added = [name for name, count in here.items() if count > times * trunk[name]]
         if added:
@@ -121,10 +121,10 @@ class Validation:
             )
 
     def _check_streaming(self, rows: DataFrame) -> None:
-        """Have Spark say now, and not when the query starts, what it cannot do with rows that never end."""
+        """Let Spark reject now, rather than when the query starts, what it cannot do with a stream."""
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-        jvm = self._spark._jvm  # noqa: SLF001 - PySpark shows this check nowhere else
+        jvm = self._spark._jvm  # noqa: SLF001 - PySpark has no other access
         assert jvm is not None
         modes = jvm.org.apache.spark.sql.streaming.OutputMode
         mode = modes.Append() if self._pipeline.output_mode == "append" else modes.Update()
@@ -143,7 +143,7 @@ class Validation:
         for number, sink in enumerate(self._pipeline.sinks, 1):
             place, rows = f"sink {number} ({sink.name})", frames[steps[sink.name]]
             if faults[steps[sink.name]]:
-                continue  # what a sink would say of such rows is the same again, or misleading
+                continue  # the sink would report the same again, or something misleading
             if sink.where is not None and (problem := self._of_condition(rows, sink.where)) is not None:
                 yield f"{place}: where: {problem}"
             try:
@@ -165,7 +165,7 @@ class Validation:
 
 
 def _stateful(plan: Any) -> Counter[str]:
-    """Return how often a plan has each operator that keeps state of a stream, and how many sources, as `_SOURCE`."""
+    """Return how often a plan has each operator that keeps state; `_SOURCE` counts its sources."""
     found: Counter[str] = Counter()
     for node in _streaming(plan):
         name, inputs = str(node.nodeName()), [child for child in listed(node.children()) if child.isStreaming()]
@@ -179,5 +179,5 @@ def _stateful(plan: Any) -> Counter[str]:
 def _streaming(plan: Any) -> Iterator[Any]:
     if plan.isStreaming():
         yield plan
-        for child in listed(plan.children()):  # no subquery reads a stream: Spark refuses it
+        for child in listed(plan.children()):  # Spark rejects subqueries that read a stream
             yield from _streaming(child)

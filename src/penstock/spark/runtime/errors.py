@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -102,19 +104,41 @@ def one_line(error: object, masked: Callable[[str], str] = str) -> str:
 
 @contextmanager
 def without_query_log() -> Iterator[None]:
-    """Keep PySpark from printing what whoever called it will tell in one line."""
-    from pyspark.logger import PySparkLogger
+    """Keep PySpark from logging query errors, which the caller reports in one line and without secrets.
 
-    names = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-    loggers = [PySparkLogger.getLogger(name) for name in names]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
+    The loggers belong to the process, so the last of several pipelines to leave enables them again.
+    """
+    with _query_log:
         yield
-    finally:
-        for logger, was_disabled in zip(loggers, before, strict=True):
-            logger.disabled = was_disabled
+
+
+class _QueryLog:
+    """PySpark's loggers of query errors."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+        self._before: list[tuple[logging.Logger, bool]] = []
+
+    def __enter__(self) -> None:
+        from pyspark.logger import PySparkLogger
+
+        with self._lock:
+            self._users += 1
+            if self._users > 1:
+                return
+            loggers = map(PySparkLogger.getLogger, ("SQLQueryContextLogger", "DataFrameQueryContextLogger"))
+            self._before = [(logger, logger.disabled) for logger in loggers]
+            for logger, _ in self._before:
+                logger.disabled = True
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            for logger, was_disabled in self._before if not self._users else ():
+                logger.disabled = was_disabled
+
+
+_query_log = _QueryLog()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The console: shows what comes, for looking and trying out. A batch that is repeated is shown again."""
+"""The console: prints rows while you develop a pipeline. A repeated batch is printed again."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 class ConsoleWriter(Writer):
     """Prints the first rows of each batch."""
 
-    # Showing computes no more rows than it shows: the others would never meet their handler, their dead letters or the
-    # state that they are counted in. So a batch is staged first.
+    # Printing computes no more rows than it prints: the others would skip their handler, dead letters and state. So a
+    # batch is staged first.
     is_atomic = False
 
     def __init__(self, sink: Console) -> None:
         self._sink = sink
 
     def problems(self, schema: StructType) -> Iterator[str]:  # noqa: ARG002
-        """Yield nothing: everything can be shown."""
+        """Yield nothing: all rows can be printed."""
         yield from ()
 
     def has(self, key: BatchKey) -> bool:  # noqa: ARG002
-        """Say no: what was shown may be shown again."""
+        """Return False: a batch may be printed again."""
         return False
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
-        """Show a batch."""
-        # Not show(): of what a terminal would carry out, Spark leaves some as it is.
+        """Print a batch."""
+        # Not show(): Spark does not escape all control sequences of terminals.
         table = visible(rows)._show_string(self._sink.rows, 40)  # type: ignore[operator]  # noqa: SLF001
-        print(f"batch {key.number}\n{shown_lines(table)}")  # noqa: T201 - that is what it is for
+        print(f"batch {key.number}\n{shown_lines(table)}")  # noqa: T201 - its purpose
         mark("console shown")
         return True

@@ -1,11 +1,11 @@
-"""Delta Lake, without jars or with its own.
+"""Delta Lake, without jars or with them.
 
-Without jars Spark writes the files of a batch to `<path>/batch-<batch>/<attempt>`, and the driver commits them; with
-jars Delta writes and commits. Either commit carries the number of the batch, as Delta's `txn` of the query and sink: a
-batch that is not above the last one is in the table already, and a pipeline may change its library between two runs. Of
-two drivers that commit the same batch the second is refused by Delta Lake itself.
+Without jars, Spark writes the files of a batch to `<path>/batch-<batch>/<attempt>`, and the driver commits them; with
+jars, Delta writes and commits. Both commits carry the number of the batch, as Delta's `txn` of the query and sink. A
+batch whose number is not greater than the last one is already in the table, and a pipeline may change its library
+between two runs. If two drivers commit the same batch, Delta Lake rejects the second.
 
-Rows with a key are merged into the table: by the driver, or by Delta's MERGE.
+Rows with a key are merged into the table by the driver, or by Delta's MERGE.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MISSING = (
 )
 _ROWS = "penstock_rows"
 _FOOTERS_AT_ONCE = 8
-_RECENT = 50  # commits among which ours is, if it was made: others may commit meanwhile
+_RECENT = 50  # commits to search for ours: other writers may commit meanwhile
 
 
 class _DeltaSink(FileSink):
@@ -77,7 +77,7 @@ class DeltaWriter(_DeltaSink):
         self._files = files
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
         library()
         faults = [*self.declared_faults(schema), *unwritable(self._sink.path, self._files)]
         yield from faults
@@ -88,7 +88,7 @@ class DeltaWriter(_DeltaSink):
         except LogDamaged as error:
             yield str(error)
             return
-        except Exception as error:  # of the store: there is no common class
+        except Exception as error:  # the errors of stores have no common class
             yield f"cannot read the table at {self._sink.path}: {one_line(error)}"
             return
         if log is not None:
@@ -115,7 +115,7 @@ class DeltaWriter(_DeltaSink):
         return is_new
 
     def _log(self, schema: StructType) -> DeltaLog:
-        """Open the table as it is now; make it if there is none, and add columns that it lacks if that is allowed."""
+        """Open the current version of the table; create it if it does not exist, and add missing columns if allowed."""
         wanted = nullable_arrow(self._schema(schema))
         log = DeltaLog.create(self._location, wanted, self.partitions.names)
         if self._sink.evolve:
@@ -125,7 +125,7 @@ class DeltaWriter(_DeltaSink):
     def _append(self, log: DeltaLog, rows: DataFrame, key: BatchKey, batch: tuple[str, int], mark: FailPoint) -> bool:
         folder, attempt = f"batch-{key.folder}", uuid4().hex[:8]
         place = joined(self._sink.path, folder, attempt)
-        # The log of a Delta table holds the values of partitions as texts, and times in UTC.
+        # The log of a Delta table has partition values as strings, with times in UTC.
         count = written(rows, place, self._files.walk, partition_by=self.partitions.names, zone="UTC")
         mark("delta written")
         is_new = not count or self._add(log, place, f"{folder}/{attempt}", batch)
@@ -136,10 +136,10 @@ class DeltaWriter(_DeltaSink):
         return is_new
 
     def _add(self, log: DeltaLog, place: str, folder: str, batch: tuple[str, int]) -> bool:
-        """Add the files of a batch to the table; return whether it did not have the batch yet."""
+        """Add the files of a batch to the table; return whether the batch was new."""
         log.refresh()
         if log.has(batch):
-            return False  # another driver was faster, and has deleted our files
+            return False  # another driver was faster, and deleted these files
         found = [file for file in self._files.walk(place) if file.path.endswith(".parquet")]
         store = self._location.store
 
@@ -151,7 +151,7 @@ class DeltaWriter(_DeltaSink):
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as readers:
             files = list(readers.map(described, found))
         is_new = self._committed(log, batch, lambda: log.commit(files, app=batch, keeps_log=False))
-        # A store that did not hear its own answer may report our own commit as a conflict.
+        # If the reply to a commit is lost, the store may report our own commit as a conflict.
         return is_new or any(file.path.startswith(f"{folder}/") for file in log.files())
 
     def _merge(self, log: DeltaLog, rows: DataFrame, upsert: Upsert, batch: tuple[str, int], mark: FailPoint) -> bool:
@@ -164,7 +164,7 @@ class DeltaWriter(_DeltaSink):
         return self._committed(log, batch, merge)
 
     def _committed(self, log: DeltaLog, batch: tuple[str, int], change: Callable[[], object]) -> bool:
-        """Commit a change, again if somebody else has changed the table meanwhile; return whether the batch was new."""
+        """Commit a change, and retry if others change the table meanwhile; return whether the batch was new."""
         for left in reversed(range(ATTEMPTS)):
             try:
                 change()
@@ -182,7 +182,7 @@ class DeltaWriter(_DeltaSink):
     def _location(self) -> Location:
         path = self._sink.path
         if "://" not in path and self._files.local(path) is None:
-            path = self._files.qualified(path)  # where Spark writes the files, which is not here
+            path = self._files.qualified(path)  # Spark's default file system is not local
         return Location.of(path, self._sink.options)
 
 
@@ -197,7 +197,7 @@ def _types(schema: Any) -> dict[str, str]:
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """Return the values that the folders of a file name, as in `day=2026-11-15/part-0.parquet`."""
+    """Return the partition values in a path such as `day=2026-11-15/part-0.parquet`."""
     pairs = (part.partition("=") for part in path.split("/")[:-1])
     return {name: None if value == _NULL else unquote(value) for name, _, value in pairs}
 
@@ -211,7 +211,7 @@ class DeltaSparkWriter(_DeltaSink):
         self.is_atomic = not sink.key  # MERGE may compute the rows more than once
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
         from pyspark.errors import PySparkException
 
         if not has_jars(self._spark):
@@ -242,9 +242,9 @@ class DeltaSparkWriter(_DeltaSink):
         if upsert is None:
             self._append(self.partitions.added(visible(rows)), key, token)
         else:
-            self._merge(self.partitions.added(upsert.newest(rows)), upsert, key, token)
+            self._merge(self.partitions.added(upsert.newest(rows)), upsert, key, token, mark)
         mark("delta committed")
-        # Delta leaves a batch out that it has, and does not say so: then no commit is ours.
+        # Delta silently skips a batch that it has; then no commit is ours.
         return self._has_commit(spark, token)
 
     def _has_commit(self, spark: SparkSession, token: str) -> bool:
@@ -258,13 +258,14 @@ class DeltaSparkWriter(_DeltaSink):
         writer = writer.option("txnAppId", self._owner(key)).option("txnVersion", str(key.number))
         writer.option("userMetadata", token).save(self._sink.path)
 
-    def _merge(self, rows: DataFrame, upsert: Upsert, key: BatchKey, token: str) -> None:
+    def _merge(self, rows: DataFrame, upsert: Upsert, key: BatchKey, token: str, mark: FailPoint) -> None:
         spark = rows.sparkSession
         if not self._is_table(spark) or self._sink.evolve:
-            # Without rows: it makes the table, or adds the columns that it lacks.
+            # Without rows: this creates the table, or adds missing columns.
             empty = spark.createDataFrame([], rows.drop(DELETED).schema)
             writer = empty.write.format("delta").mode("append").option("mergeSchema", "true")
             writer.partitionBy(*self.partitions.names).save(self._sink.path)
+            mark("delta prepared")
         rows.createOrReplaceTempView(_ROWS)
         settings = {
             "spark.databricks.delta.write.txnAppId": self._owner(key),
@@ -279,12 +280,13 @@ class DeltaSparkWriter(_DeltaSink):
         return f"delta.`{self._sink.path}`"
 
     def _is_table(self, spark: SparkSession) -> bool:
-        return bool(Files(spark).names(joined(self._sink.path, "_delta_log")))
+        # A killed driver may leave a folder without a commit, or with the draft of one.
+        return any(name[:1].isdigit() for name in Files(spark).names(joined(self._sink.path, "_delta_log")))
 
 
 @contextmanager
 def _set(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
-    """Set what statements go by that have no options."""
+    """Set options of statements, which only the session can have."""
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
@@ -299,12 +301,12 @@ def _names(schema: StructType) -> dict[str, str]:
 
 
 def uses_jars(sink: Delta, spark: SparkSession) -> bool:
-    """Return whether Spark's own library writes to this sink."""
+    """Return whether the jars write to this sink."""
     if sink.library == "auto":
         return not sink.options and has_jars(spark)
     return sink.library == "spark"
 
 
 def has_jars(spark: SparkSession) -> bool:
-    """Return whether the session knows Delta Lake: the jar alone is not enough."""
+    """Return whether the session has Delta Lake's jar and extension."""
     return has_extension(spark, _EXTENSION) and has_class(spark, _EXTENSION)

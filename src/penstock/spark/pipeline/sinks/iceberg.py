@@ -1,12 +1,12 @@
-"""Iceberg, without jars or with its own.
+"""Iceberg, without jars or with them.
 
-Without jars Spark writes the files of a batch to `<table>/data/batch-<batch>/<attempt>`, and the driver adds them to
-the table. With jars rows are appended to a branch of the table, which nobody reads, and one commit takes them over.
-Either commit notes the batch in the properties of the table: a batch that is not above the last one is in it already,
-and a pipeline may change its library between two runs.
+Without jars, Spark writes the files of a batch to `<table>/data/batch-<batch>/<attempt>`, and the driver adds them to
+the table. With jars, rows are appended to a temporary branch, and one commit publishes them. Both commits record the
+number of the batch in the properties of the table. A batch whose number is not greater than the last one is already in
+the table, and a pipeline may change its library between two runs.
 
-Rows with a key are merged into the table: by the driver, or by Iceberg's MERGE. Their order makes a repetition
-harmless, so with jars the batch is noted after it.
+Rows with a key are merged into the table by the driver, or by Iceberg's MERGE. Because rows are ordered, repeating a
+MERGE changes nothing, so with jars the batch is recorded after it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class IcebergWriter(FileSink):
         self._table = IcebergTable(sink.table, sink.catalog, self.partitions)
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
         upsert = Upsert.of(self._sink, schema)
         wanted = table_schema(upsert, schema)
         yield from self.declared_faults(schema)
@@ -99,14 +99,14 @@ class IcebergWriter(FileSink):
     def _foldered(self, rows: DataFrame) -> DataFrame:
         from pyspark.sql import functions as f
 
-        # Spark takes the columns that it makes folders of out of the files, where Iceberg looks for them.
+        # Spark omits partition columns from the files, but Iceberg reads them there.
         copies: dict[str, Any] = {
             f"{_FOLDER}{each.name}": f.expr(each.expression(rows.schema)) for each in self.partitions.each
         }
         return rows.withColumns(copies) if copies else rows
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Return whether a write may have failed for a value in a row: PyIceberg reads the bounds of each column."""
+        """Return whether a write may have failed because of a value: PyIceberg reads the bounds of each column."""
         return isinstance(error, OverflowError | ValueError) or super().is_refusal(error)
 
     def rules(self, schema: StructType) -> Iterator[RefusalRule]:
@@ -129,7 +129,7 @@ class IcebergSparkWriter(FileSink):
         self.is_atomic = not sink.key  # MERGE may compute the rows more than once
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
         if not has_jars(self._catalogue, self._spark):
             yield _missing(self._catalogue)
             return
@@ -197,14 +197,14 @@ class IcebergSparkWriter(FileSink):
 
 
 def is_for_jars(sink: Iceberg, spark: SparkSession) -> bool:
-    """Return whether Spark's own library writes to this sink."""
+    """Return whether the jars write to this sink."""
     if sink.library == "auto" and sink.spark_catalog is not None:
         return not sink.catalog or has_jars(sink.spark_catalog, spark)
     return sink.library == "spark"
 
 
 def has_jars(catalogue: str, spark: SparkSession) -> bool:
-    """Return whether the session knows Iceberg and the catalogue: the jar alone is not enough."""
+    """Return whether the session has Iceberg's jar and extension, and the catalogue."""
     kind = spark.conf.get(_setting(catalogue), "") if has_extension(spark, _EXTENSION) else ""
     return kind in _CATALOGUES and has_class(spark, str(kind))
 

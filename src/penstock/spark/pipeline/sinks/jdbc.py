@@ -1,8 +1,8 @@
-"""Any database with transactions, through Spark's own JDBC writer and a table beside the target.
+"""Any database with transactions, through Spark's JDBC writer and a staging table.
 
-Tasks write the rows of a batch to a table of its own, in parallel. A task that Spark runs twice may write its rows
-twice, also after the others are done: they are counted, and counted again in the one transaction that moves them and
-notes the batch in `penstock_jdbc_batches`.
+Tasks write the rows of a batch to the staging table in parallel. A task that Spark runs twice may write its rows
+twice, even after the others are done. So rows are counted after writing, and again in the one transaction that moves
+them and records the batch in `penstock_jdbc_batches`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TRIES = 3
 
 
 class JdbcStageDiffers(PenstockError):
-    """Tasks left more or fewer rows than they were given."""
+    """The staging table does not have as many rows as the batch."""
 
 
 class JdbcWriter(StagedWriter):
@@ -51,7 +51,7 @@ class JdbcWriter(StagedWriter):
     # --- before anything runs ---
 
     def faults(self, schema: StructType, upsert: Upsert | None) -> Iterator[str]:
-        """Yield what is wrong with the database and its table, for rows that have these columns there."""
+        """Yield problems of the database and its table, for rows with these columns in the table."""
         try:
             with self.transaction() as connection:
                 has_transactions, found = connection.has_transactions, connection.columns(self.target)
@@ -68,18 +68,18 @@ class JdbcWriter(StagedWriter):
     # --- a batch ---
 
     def prepare(self, schema: StructType, upsert: Upsert | None) -> None:
-        """Make the tables that do not exist."""
+        """Create the tables that do not exist."""
         with self.transaction() as connection:
-            has_batches = connection.columns(self._beside(_BATCHES)) is not None
+            has_batches = connection.columns(self._in_target_schema(_BATCHES)) is not None
             has_target = connection.columns(self.target) is not None
         if not has_batches:
             empty = self._spark.createDataFrame([], _BATCHES_SCHEMA)
-            self._database.save(empty, self._beside(_BATCHES), "ignore", **{_COLUMN_TYPES: _BATCHES_TYPES})
+            self._database.save(empty, self._in_target_schema(_BATCHES), "ignore", **{_COLUMN_TYPES: _BATCHES_TYPES})
         if not has_target and self._sink.create:
             self._save(as_json(self._spark.createDataFrame([], schema)), self.target, "ignore", upsert)
 
     def _save(self, rows: DataFrame, table: str, mode: str, upsert: Upsert | None) -> None:
-        # Some databases make of a plain text what they cannot compare.
+        # In some databases, Spark's default type for strings cannot be compared.
         types = [self._sink.options.get(_COLUMN_TYPES)]
         if upsert is not None and upsert.has_order_of_its_own:
             types.append(f"{upsert.order} VARCHAR({ORDER_LENGTH})")
@@ -87,14 +87,14 @@ class JdbcWriter(StagedWriter):
         self._database.save(rows, table, mode, **({_COLUMN_TYPES: given} if given else {}))
 
     def last(self, key: BatchKey) -> int:
-        """Return the number of the last batch of this sink and query that is in the table, or -1."""
+        """Return the number of the last batch of this sink and query in the table, or -1."""
         with self.transaction() as connection:
             return self._last(connection, key)
 
     def _last(self, connection: JdbcConnection, key: BatchKey) -> int:
         query, sink, batch = map(self.quoted, _BATCHES_COLUMNS)
         found = connection.number(
-            f"SELECT MAX({batch}) FROM {self._beside(_BATCHES)} WHERE {query} = ? AND {sink} = ? "  # noqa: S608
+            f"SELECT MAX({batch}) FROM {self._in_target_schema(_BATCHES)} WHERE {query} = ? AND {sink} = ? "  # noqa: S608
             f"GROUP BY {query}, {sink}",
             key.query,
             self._sink.name,
@@ -104,15 +104,15 @@ class JdbcWriter(StagedWriter):
     def has(self, key: BatchKey) -> bool:
         """Return whether the table has the batch."""
         with self.transaction() as connection:
-            is_noted = connection.columns(self._beside(_BATCHES)) is not None
+            is_noted = connection.columns(self._in_target_schema(_BATCHES)) is not None
             return is_noted and self._last(connection, key) >= key.number
 
     def new_stage(self, key: BatchKey) -> str:
-        """Return the name of the table for a batch: always the same, which the next batch overwrites."""
-        return self._beside(self.beside(key))
+        """Return the name of the staging table, which is the same for all batches: the next one overwrites it."""
+        return self._in_target_schema(self.stage_prefix(key))
 
     def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> str:
-        """Have Spark write rows; return a condition for all of them."""
+        """Let Spark write rows; return a condition that is true for all of them."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
@@ -128,14 +128,14 @@ class JdbcWriter(StagedWriter):
         raise self._differs(stage, found)
 
     def check_moved(self, transaction: JdbcConnection, stage: str, moved: int, upsert: Upsert | None) -> None:  # type: ignore[override]
-        """Raise JdbcStageDiffers unless the rows that were moved are those that were given to the tasks."""
-        # Of rows with a key not all are moved. What the moving statements saw is still there behind them.
+        """Raise JdbcStageDiffers unless as many rows were moved as the batch has."""
+        # With a key, not all rows are moved, so the staged rows are counted again after the statements.
         found = moved if upsert is None else self._count(transaction, stage)
         if found != self._staged:
             raise self._differs(stage, found)
 
     def _count(self, connection: JdbcConnection, stage: str) -> int | None:
-        return connection.number(f"SELECT COUNT(*) FROM {stage}")  # noqa: S608 - our own name
+        return connection.number(f"SELECT COUNT(*) FROM {stage}")  # noqa: S608 - our own table
 
     def _differs(self, stage: str, found: int | None) -> JdbcStageDiffers:
         return JdbcStageDiffers(
@@ -145,14 +145,14 @@ class JdbcWriter(StagedWriter):
 
     @contextmanager
     def transaction(self) -> Iterator[JdbcConnection]:
-        """Begin a transaction; what was not committed at its end is rolled back."""
+        """Begin a transaction; without a commit, it is rolled back at the end."""
         with self._database.connection() as connection:
             yield connection
 
     def note(self, transaction: JdbcConnection, key: BatchKey) -> bool:  # type: ignore[override]
-        """Raise the number of the last batch; return False if that is not below this one. Others wait for the end."""
+        """Raise the number of the last batch to this one; return False if it is not lower. Other drivers wait."""
         query, sink, batch = map(self.quoted, _BATCHES_COLUMNS)
-        table, who = self._beside(_BATCHES), (key.query, self._sink.name)
+        table, who = self._in_target_schema(_BATCHES), (key.query, self._sink.name)
         raising = f"UPDATE {table} SET {batch} = ? WHERE {query} = ? AND {sink} = ? AND {batch} < ?"  # noqa: S608
         if transaction.execute(raising, key.number, *who, key.number):
             return True
@@ -163,55 +163,58 @@ class JdbcWriter(StagedWriter):
         return True
 
     def drop(self, stage: str) -> None:
-        """Delete the table of a batch, if it exists."""
+        """Drop the staging table, if it exists."""
         with self.transaction() as connection:
             if connection.columns(stage) is not None:
                 connection.execute(f"DROP TABLE {stage}")
                 connection.commit()
 
     def replacing(self, names: Names, insert: str, condition: str, *, deletes: bool) -> Iterator[str]:  # noqa: ARG002
-        """Yield the statements that replace and delete rows by their key: not every database has MERGE."""
+        """Yield the statements that replace and delete rows by key: not every database has MERGE."""
         yield names.deletion(condition)
         if names.upsert.order is None:
             yield insert
-        else:  # what is left with such a key is newer
+        else:  # a row that is left with the key is newer
             there = f"SELECT 1 FROM {names.target} WHERE {names.same}"  # noqa: S608
             yield f"{insert} AND NOT EXISTS ({there})"
 
     def spelled(self, transaction: JdbcConnection, columns: Sequence[str]) -> dict[str, str]:  # type: ignore[override]
-        """Return how the target spells the columns: somebody else may have made it, in capitals."""
+        """Return the names of the columns in the target, which may be in upper case."""
         found = {name.lower(): name for name in transaction.columns(self.target) or ()}
         return {name: self.quoted(found.get(name.lower(), name)) for name in columns}
 
     @property
     def target(self) -> str:
-        """The name of the target, as it was declared."""
+        """The name of the target, as declared."""
         return self._sink.table
 
-    def _beside(self, table: str) -> str:
+    def _in_target_schema(self, table: str) -> str:
         """Return the name of a table in the schema of the target."""
         schema, dot, _ = self._sink.table.rpartition(".")
         return f"{schema}{dot}{table}"
 
     def quoted(self, column: str) -> str:
-        """Return the name of a column as the database writes it."""
+        """Return a quoted column name."""
         return self._database.quoted(column)
 
-    # --- rows that it does not take ---
+    # --- rows that it rejects ---
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Return whether a write may have failed for a value in a row."""
+        """Return whether a write may have failed because of a value in a row."""
         return is_refused_for_key(error) or (isinstance(error, JdbcFailed) and error.is_about_values)
 
     def refused_by_database(self, rows: DataFrame, origin: Origin | None, upsert: Upsert | None) -> Refusals:
-        """Yield the rows that the database refuses.
+        """Yield the rows that the database rejects.
 
-        Rows are numbered. First those are found that cannot even be staged, with a job of Spark for each half; then
-        those that cannot be moved, with a statement for each half. Nothing of that is committed.
+        Rows are numbered. Bisection first finds those that cannot be staged, with a Spark job for each half, and then
+        those that cannot be moved, with a statement for each half. Nothing is committed to the target.
         """
         from pyspark.sql import functions as f
 
-        stage, number = self._beside(f"penstock_{uuid4().hex[:12]}"), f.monotonically_increasing_id().alias(_ROW)
+        stage, number = (
+            self._in_target_schema(f"penstock_{uuid4().hex[:12]}"),
+            f.monotonically_increasing_id().alias(_ROW),
+        )
         plain = as_json(visible(rows if upsert is None else upsert.marked(rows)))
         numbered = plain.select("*", number)
         numbers = sorted(row[0] for row in numbered.select(_ROW).collect())
@@ -236,6 +239,6 @@ class JdbcWriter(StagedWriter):
                 why |= dict(bisected([each for each in numbers if each not in why], unmoved))
         finally:
             self.drop(stage)
-        told = rows.select(*row_summary(rows, origin), number)
-        for stream, entry_id, shown, found in told.where(told[_ROW].isin(list(why))).collect() if why else ():
+        described = rows.select(*row_summary(rows, origin), number)
+        for stream, entry_id, shown, found in described.where(described[_ROW].isin(list(why))).collect() if why else ():
             yield Refusal(SourceEntry.of(stream, entry_id), None, str(why[found]), shown)

@@ -1,4 +1,4 @@
-"""A database behind JDBC, as the driver of a pipeline sees it: through Spark's dialects and Spark's JVM."""
+"""A JDBC connection of the driver of a pipeline, through Spark's JVM and SQL dialects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ON_DRIVER = -1
 
 
 class JdbcFailed(PenstockError):
-    """A database behind JDBC refused what it was asked; perhaps for a value that does not fit."""
+    """A JDBC database failed or rejected a statement, perhaps because of a value."""
 
     def __init__(self, text: str, *, is_about_values: bool = False) -> None:
         super().__init__(text)
@@ -25,24 +25,24 @@ class JdbcFailed(PenstockError):
 
 
 class JdbcDatabase:
-    """Statements for one database. Each failure is a JdbcFailed with what the database said, in one line."""
+    """Access to one database. Each failure is a JdbcFailed with the database's message in one line."""
 
     def __init__(self, sink: Jdbc, spark: SparkSession) -> None:
         self._sink, self._spark = sink, spark
-        self._jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows JDBC connections nowhere else
+        self._jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other access
 
     def quoted(self, column: str) -> str:
-        """Return the name of a column as the database writes it."""
+        """Return a quoted column name."""
         return str(self._dialect().quoteIdentifier(column))
 
     def save(self, rows: DataFrame, table: str, mode: str, **more: str) -> None:
-        """Have Spark write rows to a table, which it makes if there is none."""
+        """Let Spark write rows to a table, which it creates if it does not exist."""
         with _in_one_line():
             rows.write.format("jdbc").mode(mode).options(**{**self._given(table), **more}).save()
 
     @contextmanager
     def connection(self) -> Iterator[JdbcConnection]:
-        """Open a connection; what was not committed at the end is rolled back."""
+        """Open a connection; without a commit, its transaction is rolled back at the end."""
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
         with _in_one_line():
@@ -51,7 +51,7 @@ class JdbcDatabase:
                 made.setAutoCommit(False)
                 yield JdbcConnection(made, self._dialect())
             finally:
-                with suppress(Py4JJavaError):  # of a connection that is broken: the database rolls back by itself
+                with suppress(Py4JJavaError):  # the connection is broken, so the database rolls back by itself
                     made.rollback()
                     made.close()
 
@@ -68,7 +68,7 @@ class JdbcDatabase:
         return given if driver is None else {**given, "driver": driver}
 
     def _found_driver(self) -> str | None:
-        # Java itself looks only among the jars that it was started with, not among those that a session has added.
+        # Java itself searches only the jars that it was started with, not those that a session has added.
         loader = self._jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
         offered = self._jvm.java.util.ServiceLoader.load(self._jvm.java.lang.Class.forName("java.sql.Driver"), loader)
         drivers = offered.iterator()
@@ -110,7 +110,7 @@ class JdbcConnection:
         statement = self._connection.createStatement()
         try:
             statement.executeQuery(self._dialect.getTableExistsQuery(table)).close()
-        except Py4JJavaError:  # the only answer that all databases have in common
+        except Py4JJavaError:  # databases have no other common answer
             self._connection.rollback()
             return False
         finally:
@@ -118,11 +118,11 @@ class JdbcConnection:
         return True
 
     def run(self, statement: str) -> int:
-        """Run a statement without values; return the number of rows that it touched."""
+        """Run a statement without values; return the number of affected rows."""
         return self.execute(statement)
 
     def execute(self, sql: str, *values: str | int) -> int:
-        """Run a statement; return the number of rows that it touched."""
+        """Run a statement; return the number of affected rows."""
         statement = self._prepared(sql, values)
         try:
             return int(statement.executeUpdate())
@@ -130,7 +130,7 @@ class JdbcConnection:
             statement.close()
 
     def number(self, sql: str, *values: str | int) -> int | None:
-        """Return the number that a query finds in its first row, or None if there is no row."""
+        """Return the number in the first row of a query, or None if there is no row."""
         statement = self._prepared(sql, values)
         try:
             found = statement.executeQuery()
@@ -139,7 +139,7 @@ class JdbcConnection:
             statement.close()
 
     def attempted(self, work: Callable[[], object]) -> JdbcFailed | None:
-        """Do some work; take it back and return why if the database refuses a value in it."""
+        """Do some work; if the database rejects a value in it, roll it back and return the error."""
         from py4j.protocol import Py4JJavaError
 
         before = self._connection.setSavepoint()
@@ -186,12 +186,12 @@ def _chain(thrown: Any) -> Iterator[Any]:
     while thrown is not None:
         yield thrown
         if _is_of_sql(thrown) and thrown.getNextException() is not None:
-            yield thrown.getNextException()  # of a batch of rows: the one that failed
+            yield thrown.getNextException()  # the row that failed in a batch of rows
         thrown = thrown.getCause()
 
 
 def _is_about_values(thrown: Any) -> bool:
-    # The classes of SQL's states: data that does not fit, and constraints.
+    # Classes of SQL states: 22 is data exceptions, 23 is constraints.
     return _is_of_sql(thrown) and str(thrown.getSQLState() or "").startswith(("22", "23"))
 
 
@@ -203,19 +203,19 @@ def _is_of_sql(thrown: Any) -> bool:
 
 
 def _reason(thrown: Any) -> str:
-    """Return the message of the innermost exception: those around it say that a job failed."""
+    """Return the message of the innermost exception: the outer ones only report that a job failed."""
     while thrown.getCause() is not None and not thrown.getClass().getName().startswith("java.sql."):
         thrown = thrown.getCause()
-    told = " ".join(str(thrown.getMessage() or thrown.toString()).split())
-    if "No suitable driver" in told or "ClassNotFoundException" in str(thrown.toString()):
+    text = " ".join(str(thrown.getMessage() or thrown.toString()).split())
+    if "No suitable driver" in text or "ClassNotFoundException" in str(thrown.toString()):
         return (
-            f"the Spark session has no JDBC driver for this url ({told}): add its jar, for example with "
+            f"the Spark session has no JDBC driver for this url ({text}): add its jar, for example with "
             'spark."spark.jars.packages", or set its class in options.driver'
         )
-    return told
+    return text
 
 
-# --- the columns of a table, with their types sorted as those of PostgreSQL are ---
+# --- the columns of a table, with PostgreSQL's categories of types ---
 
 # Numbers of java.sql.Types.
 _CATEGORIES = {
@@ -231,7 +231,7 @@ _LENGTHY = ("CHAR", "VARCHAR", "DECIMAL", "NUMERIC")
 
 
 def _described(metadata: Any, defaults: set[str] | None) -> dict[str, Column]:
-    """Return the columns of a result; `defaults` are those that rows may lack, None if that is not known."""
+    """Return the columns of a result; `defaults` are those that rows may omit, None if unknown."""
     found = {}
     for number in range(1, metadata.getColumnCount() + 1):
         name = str(metadata.getColumnName(number))
@@ -243,7 +243,7 @@ def _described(metadata: Any, defaults: set[str] | None) -> dict[str, Column]:
 
 
 def _with_defaults(metadata: Any, table: str) -> set[str] | None:
-    """Return the columns for which a database fills in what rows lack; None if it does not tell."""
+    """Return the columns that have a default or a generated value; None if the database does not report them."""
     schema, _, name = table.replace('"', "").replace("`", "").rpartition(".")
     for folded in (str, str.upper, str.lower):
         rows = metadata.getColumns(None, folded(schema) if schema else None, folded(name), None)

@@ -1,8 +1,8 @@
-"""Rows that replace one another by their key: the newest one stays, in whichever batch and order they arrive.
+"""Rows that replace each other by key: the newest row stays, in whichever batch and order the rows arrive.
 
-The newest row is the one with the greatest `order_by`; without that, the one whose entry has the greatest id, which the
-table keeps in `order_column`. A row that does not say which entry it came from, such as a sum, has no order of its own:
-there a later batch wins. Because each table keeps the order of its rows, writing a batch twice changes nothing.
+The newest row has the greatest `order_by` or, without that, the entry with the greatest id, which the table stores in
+`order_column`. Rows whose entry is unknown, such as sums, have no order: there, a later batch wins. Tables store the
+order of their rows, so writing a batch twice changes nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-DELETED = "penstock_deleted"  # 1 in a row that deletes; it goes to no table
+DELETED = "penstock_deleted"  # 1 in a row that deletes; not written to the table
 _NUMBER, _TIE = "_penstock_number", "_penstock_tie"
 _NULL_IN_KEY = "a key column is null"
 _NO_ENTRY = "a row of a sink with a key has no source entry"
-_DIGITS = 20  # of the greatest number of 64 bits
+_DIGITS = 20  # of the greatest 64-bit number
 _ENTRY_ID = f"^[0-9]{{1,{_DIGITS}}}-[0-9]{{1,{_DIGITS}}}$"
 _WHY_NO_ENTRY = (
     "is not an entry id, which determines the order of rows with the same key: rename this column, or set "
@@ -34,9 +34,9 @@ ORDER_LENGTH = 2 * _DIGITS + 1
 
 @dataclass(frozen=True)
 class Upsert:
-    """How the rows of a sink replace others. `order` is None where a later batch wins.
+    """How the rows of a sink replace others. If `order` is None, a later batch wins.
 
-    `tie` is the column with the id of the entry, which decides between rows of a batch that are equal in `order_by`.
+    `tie` is the column with the id of the entry, which decides between rows of one batch that are equal in `order_by`.
     """
 
     key: tuple[str, ...]
@@ -44,6 +44,7 @@ class Upsert:
     entry_id: str | None
     delete_when: str | None
     tie: str | None = None
+    has_text_order: bool = False
 
     @classmethod
     def of(cls, sink: KeyedOptions, schema: StructType) -> Upsert | None:
@@ -52,21 +53,23 @@ class Upsert:
             return None
         origin = origin_of(schema)
         if sink.order_by is not None:
-            return cls(sink.key, sink.order_by, None, sink.delete_when, None if origin is None else origin.id)
+            is_text = sink.order_by in schema.names and schema[sink.order_by].dataType.typeName() == "string"
+            tie = None if origin is None else origin.id
+            return cls(sink.key, sink.order_by, None, sink.delete_when, tie, is_text)
         if origin is None:
             return cls(sink.key, None, None, sink.delete_when)
-        return cls(sink.key, sink.order_column, origin.id, sink.delete_when)
+        return cls(sink.key, sink.order_column, origin.id, sink.delete_when, has_text_order=True)
 
     @property
     def has_order_of_its_own(self) -> bool:
-        """Whether the table has a column for the order that the rows lack."""
+        """Whether the table has a column for the order that the rows do not have."""
         return self.entry_id is not None
 
     def newest(self, rows: DataFrame) -> DataFrame:
-        """Return the newest row of each key as the table has it, with the column `DELETED` if rows may delete.
+        """Return the newest row of each key in the columns of the table, and `DELETED` if rows may delete.
 
-        Writing them fails for a null in a key: nothing equals it, so that such a row would never be replaced. It also
-        fails where the id of the entry is the order, and is none.
+        Computing them fails for a null in a key, because it equals nothing, so such a row would never be replaced. It
+        also fails for an invalid entry id, if that is the order.
         """
         from pyspark.sql import Window
         from pyspark.sql import functions as f
@@ -85,7 +88,7 @@ class Upsert:
         return numbered.where(f"{_NUMBER} = 1").drop(_NUMBER, _TIE)
 
     def marked(self, rows: DataFrame) -> DataFrame:
-        """Return all rows, with their order if the table keeps it, and with `DELETED` if they may delete."""
+        """Return all rows, with their order if the table stores it, and with `DELETED` if rows may delete."""
         from pyspark.sql import functions as f
 
         more: dict[str, Column] = {}
@@ -96,7 +99,7 @@ class Upsert:
         return rows.withColumns(more) if more else rows
 
     def merge_statement(self, target: str, source: str, columns: Sequence[str]) -> str:
-        """Return Spark's MERGE of the newest rows, which a view has, into a table."""
+        """Return the MERGE statement that writes the newest rows, from a view, into a table."""
         names = [name for name in columns if name != DELETED]
         same = " AND ".join(f"t.`{name}` = s.`{name}`" for name in self.key)
         newer, deletes = self.is_newer("t.`{}`", "s.`{}`"), self.delete_when is not None
@@ -111,13 +114,13 @@ class Upsert:
         )
 
     def is_newer(self, there: str, here: str) -> str:
-        """Return, in SQL, whether a row is not older than that of the table; columns of both are written so."""
+        """Return SQL for whether a row is not older than the table's; the arguments are formats for columns of both."""
         if self.order is None:
             return "true"
         return f"({there.format(self.order)} IS NULL OR {here.format(self.order)} >= {there.format(self.order)})"
 
     def schema(self, schema: StructType) -> StructType:
-        """Return the columns that the table has for rows of this schema."""
+        """Return the columns of the table for rows of this schema."""
         from pyspark.sql.types import StringType, StructField
         from pyspark.sql.types import StructType as Struct
 
@@ -127,7 +130,7 @@ class Upsert:
         return Struct([*shown.fields, StructField(self.order, StringType())])
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what is wrong with the declaration, for rows of this schema."""
+        """Yield problems of the declaration, for rows of this schema."""
         names = visible_schema(schema).names
         for name in self.key:
             if name not in names:
@@ -148,15 +151,15 @@ def _wrong_condition(condition: str, schema: StructType) -> Iterator[str]:
     rows = SparkSession.active().createDataFrame([], schema)
     try:
         found = rows.where(condition)
-        _ = found.schema  # Spark Connect looks at the condition only now
+        _ = found.schema  # Spark Connect parses the condition only now
         if what := unsteady(rows, found):
-            yield f"delete_when = {condition!r} deletes other rows each time it is asked: leave out {what}"
+            yield f"delete_when = {condition!r} deletes different rows each time: remove {what}"
     except PySparkException as error:
         yield f"delete_when = {condition!r}: {one_line(error)}"
 
 
 def upsert_of(sink: object, schema: StructType) -> Upsert | None:
-    """Return how a sink replaces rows of this schema; None if it appends, as those do that can have no key."""
+    """Return how a sink replaces rows of this schema; None if it appends."""
     return Upsert.of(sink, schema) if isinstance(sink, KeyedOptions) else None
 
 
@@ -166,9 +169,9 @@ def table_schema(upsert: Upsert | None, schema: StructType) -> StructType:
 
 
 def entry_order(column: str) -> str:
-    """Return, in SQL, a text for an id that sorts as its two numbers do: `17-3` is both of them with 20 digits.
+    """Return SQL for a string that sorts as the two numbers of an id do: both padded to 20 digits.
 
-    It is null for what is no id.
+    It is null if the column is not an id.
     """
     ms, seq = (f"lpad(substring_index(`{column}`, '-', {part}), {_DIGITS}, '0')" for part in (1, -1))
     return f"CASE WHEN `{column}` RLIKE '{_ENTRY_ID}' THEN concat({ms}, '-', {seq}) END"
@@ -186,5 +189,5 @@ def key_rules(sink: object, schema: StructType) -> Iterator[RefusalRule]:
 
 
 def is_refused_for_key(error: BaseException) -> bool:
-    """Return whether a write has failed for a row that cannot be ordered or replaced."""
+    """Return whether a write failed because of a row that cannot be ordered or replaced."""
     return _NULL_IN_KEY in str(error) or _NO_ENTRY in str(error)

@@ -1,10 +1,10 @@
-"""Parquet: a batch is written into a hidden folder, and one rename shows it.
+"""Parquet: a batch is written into a hidden folder, and published by one rename.
 
-`<path>/_penstock/<batch>.<attempt>` is being written, by one driver alone, so that tasks which a killed one has left
-behind harm no other; `<path>/batch=<batch>` is there, and complete. Readers of Parquet skip
-names that begin with an underscore and take `batch=...` for a column. A batch that is there is not written again. One
-without rows is not there at all. In an object store, where a rename copies file by file, a batch is complete when
-`<path>/_complete/batch=<batch>` says so; without that it is written again.
+Each attempt writes to its own folder `<path>/_penstock/<batch>.<attempt>`, so that tasks left by a killed driver do no
+harm. `<path>/batch=<batch>` is a complete batch and is not written again; a batch without rows has no folder. Readers
+of Parquet skip names that begin with an underscore, and read `batch=...` as a column. In an object store, where a
+rename copies file by file, `<path>/_complete/batch=<batch>` marks a batch as complete; without it, the batch is
+written again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ParquetWriter(FileSink):
         self._sink, self._files = sink, files
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
         schema = visible_schema(schema)
         names = schema.names
         faults = list(self.partitions.problems(schema))
@@ -53,10 +53,10 @@ class ParquetWriter(FileSink):
             yield from self._misfits(self.partitions.schema(schema))
 
     def _misfits(self, schema: StructType) -> Iterator[str]:
-        """Compare with the newest batch: a reader takes the columns of one for those of all."""
+        """Compare with the newest batch: readers expect all batches to have the columns of one."""
         batches = sorted(name for name in self._files.names(self._sink.path) if name.startswith(f"{COLUMN}="))
         places = (joined(self._sink.path, name) for name in reversed(batches))
-        newest = next(filter(self._files.is_shown, places), None)  # a torn one says nothing
+        newest = next(filter(self._files.is_shown, places), None)  # an incomplete batch does not count
         if newest is None:
             return
         columns = self._files.parquet_schema(newest).fields
@@ -65,7 +65,7 @@ class ParquetWriter(FileSink):
             kind, there = field.dataType.simpleString(), found.get(field.name.lower(), "missing")
             if there == "missing" and self._sink.evolve and field.name not in self.partitions.names:
                 continue
-            # Of a column in the names of folders a reader guesses the type.
+            # Readers guess the types of partition columns.
             if there == "missing" or (there != kind and field.name not in self.partitions.names):
                 yield (
                     f"the table at {self._sink.path} has different columns: {field.name!r} is {kind} in the "
@@ -73,14 +73,14 @@ class ParquetWriter(FileSink):
                 )
 
     def has(self, key: BatchKey) -> bool:
-        """Tell whether the batch is there."""
+        """Return whether the batch is complete."""
         return self._files.is_shown(self._shown(key))
 
     def _shown(self, key: BatchKey) -> str:
         return joined(self._sink.path, f"{COLUMN}={key.folder}")
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
-        """Write a batch, unless it is there; tell whether it was new."""
+        """Write a batch, unless it exists; return whether it was new."""
         rows = self.partitions.added(visible(rows))
         path, files = self._sink.path, self._files
         hidden, shown = joined(path, _HIDDEN, attempt_of(key)), self._shown(key)
@@ -98,7 +98,7 @@ class ParquetWriter(FileSink):
         return is_new
 
     def _show(self, hidden: str, shown: str) -> bool:
-        """Move the batch to its place; tell whether it was not there yet."""
+        """Publish the batch; return whether it was new."""
         try:
             self._files.show(hidden, shown)
         except FileExistsError:

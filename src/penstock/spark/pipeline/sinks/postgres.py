@@ -1,7 +1,7 @@
-"""PostgreSQL: each task copies its rows into an unlogged table, and one transaction moves them.
+"""PostgreSQL: each task copies its rows into an unlogged staging table, and one transaction moves them.
 
-A row of that table names the task that wrote it. Spark takes the answer of one attempt of each task; the rows of the
-others are left behind. The numbers of the batches are in `penstock_batches`, beside the target.
+Staged rows name the attempt that wrote them. Spark returns the result of one attempt of each task; only the rows of
+these attempts are moved. Batches are recorded in `penstock_batches`, in the schema of the target.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _TYPES = {
 
 
 class PostgresMissing(PenstockError):
-    """The driver of PostgreSQL is not installed."""
+    """The PostgreSQL driver is not installed."""
 
 
 class PostgresRefused(PenstockError):
-    """PostgreSQL does not take a value in a row."""
+    """PostgreSQL rejects a value in a row."""
 
 
 def _driver() -> Any:
@@ -80,7 +80,7 @@ class PostgresTransaction:
     connection: psycopg.Connection[Any]
 
     def run(self, statement: str) -> int:
-        """Run a statement; return the number of rows that it touched."""
+        """Run a statement; return the number of affected rows."""
         return self.connection.execute(statement.encode()).rowcount
 
     def commit(self) -> None:
@@ -100,7 +100,7 @@ class PostgresWriter(StagedWriter):
     # --- before anything runs ---
 
     def faults(self, schema: StructType, upsert: Upsert | None) -> Iterator[str]:
-        """Yield what is wrong with the database and its table, for rows that have these columns there."""
+        """Yield problems of the database and its table, for rows with these columns in the table."""
         psycopg, name = _driver(), self._sink.table
         try:
             with closing(_connect(self._sink.dsn)) as connection:
@@ -126,7 +126,7 @@ class PostgresWriter(StagedWriter):
             yield f"key: table {name!r} has no unique index on ({listed}): CREATE UNIQUE INDEX ON {name} ({listed})"
 
     def _forbidden(self, connection: psycopg.Connection[Any]) -> Iterator[str]:
-        """Yield what the user may not do."""
+        """Yield the rights that the user does not have."""
         schema = self._sink.table.rpartition(".")[0].rpartition(".")[2] or None
         place = _value(connection, "SELECT coalesce(%s::text, current_schema())", schema)
         if not _value(connection, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", place):
@@ -137,7 +137,7 @@ class PostgresWriter(StagedWriter):
                 f"the user may not create tables in schema {place!r}, where batches are staged and recorded: "
                 "GRANT CREATE"
             )
-        for table in (self.target, self._beside(_BATCHES)):
+        for table in (self.target, self._in_target_schema(_BATCHES)):
             may_insert = _value(connection, "SELECT has_table_privilege(to_regclass(%s), 'INSERT')", table)
             if may_insert is False:  # null where there is no such table
                 yield f"the user may not write to table {table}: GRANT INSERT"
@@ -145,13 +145,13 @@ class PostgresWriter(StagedWriter):
     # --- a batch ---
 
     def prepare(self, schema: StructType, upsert: Upsert | None) -> None:  # noqa: ARG002
-        """Make the tables that do not exist, in a transaction of their own: others would wait for its end."""
-        batches = self._beside(_BATCHES)
+        """Create the tables that do not exist, in a separate transaction, because other drivers wait for it."""
+        batches = self._in_target_schema(_BATCHES)
         with self.transaction() as transaction:
             wanted = [batches, self.target] if self._sink.create else [batches]
             if all(_columns(transaction.connection, table) for table in wanted):
                 return
-            # Two pipelines that begin at once would both find no table, and one of them would fail.
+            # If two pipelines start at once, both would find no table, and one would fail.
             transaction.connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [_BATCHES])
             transaction.run(
                 f"CREATE TABLE IF NOT EXISTS {batches} (query text, sink text, batch bigint NOT NULL, committed_at "
@@ -168,8 +168,8 @@ class PostgresWriter(StagedWriter):
         return f"CREATE TABLE IF NOT EXISTS {self.target} ({', '.join(made)})"
 
     def last(self, key: BatchKey) -> int:
-        """Return the number of the last batch of this sink and query that is in the table, or -1."""
-        query = f"SELECT batch FROM {self._beside(_BATCHES)} WHERE query = %s AND sink = %s"  # noqa: S608
+        """Return the number of the last batch of this sink and query in the table, or -1."""
+        query = f"SELECT batch FROM {self._in_target_schema(_BATCHES)} WHERE query = %s AND sink = %s"  # noqa: S608
         with closing(_connect(self._sink.dsn)) as connection:
             found = connection.execute(query.encode(), [key.query, self._sink.name]).fetchone()
         return -1 if found is None else int(found[0])
@@ -177,12 +177,12 @@ class PostgresWriter(StagedWriter):
     def has(self, key: BatchKey) -> bool:
         """Return whether the table has the batch."""
         with closing(_connect(self._sink.dsn)) as connection:
-            is_noted = _columns(connection, self._beside(_BATCHES)) is not None
+            is_noted = _columns(connection, self._in_target_schema(_BATCHES)) is not None
         return is_noted and self.last(key) >= key.number
 
     def new_stage(self, key: BatchKey) -> str:
-        """Return the name of the table for a batch; drop what earlier attempts have left."""
-        psycopg, prefix = _driver(), self.beside(key)
+        """Return the name of the staging table for a batch; drop those of earlier attempts."""
+        psycopg, prefix = _driver(), self.stage_prefix(key)
         with self.transaction() as transaction:
             left = transaction.connection.execute(
                 "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname, %s) AND relnamespace = "
@@ -191,17 +191,17 @@ class PostgresWriter(StagedWriter):
             ).fetchall()
         for (name,) in left:
             with self.transaction() as transaction:
-                # A task of a driver that was killed may still write to it: the next batch drops it then.
+                # A task of a killed driver may still write to it; then the next batch drops it.
                 transaction.run(f"SET LOCAL lock_timeout = {_DROP_LOCK_MS}")
                 try:
-                    transaction.run(f"DROP TABLE IF EXISTS {self._beside(name)}")
+                    transaction.run(f"DROP TABLE IF EXISTS {self._in_target_schema(name)}")
                     transaction.commit()
                 except psycopg.errors.LockNotAvailable:
                     continue
-        return self._beside(f"{prefix}_{uuid4().hex[:8]}")
+        return self._in_target_schema(f"{prefix}_{uuid4().hex[:8]}")
 
     def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> str:  # noqa: ARG002
-        """Have the tasks copy rows; return a condition for those of the attempts that Spark has taken."""
+        """Let the tasks copy rows; return a condition for the rows of the attempts whose results Spark returned."""
         with self.transaction() as transaction:
             transaction.run(f"CREATE UNLOGGED TABLE {stage} AS {self._empty(rows.columns, with_task=True)}")
             transaction.commit()
@@ -214,7 +214,7 @@ class PostgresWriter(StagedWriter):
         return f"{stage}.{_TASK} IN ({', '.join(tasks) or 'NULL'})"
 
     def _empty(self, columns: Sequence[str], *, with_task: bool = False) -> str:
-        """Return a query that finds no row, with the types that the columns have in the target."""
+        """Return a query without rows whose columns have the types of the target."""
         found = [f"0 AS {DELETED}" if name == DELETED else self.quoted(name) for name in columns]
         found += [f"'' AS {_TASK}"] if with_task else []
         return f"SELECT {', '.join(found)} FROM {self.target} LIMIT 0"  # noqa: S608
@@ -224,14 +224,14 @@ class PostgresWriter(StagedWriter):
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:
-        """Begin a transaction; what was not committed at its end is rolled back."""
+        """Begin a transaction; without a commit, it is rolled back at the end."""
         with closing(_connect(self._sink.dsn)) as connection:
             yield PostgresTransaction(connection)
 
     def note(self, transaction: PostgresTransaction, key: BatchKey) -> bool:  # type: ignore[override]
-        """Raise the number of the last batch; return False if that is not below this one. Others wait for the end."""
+        """Raise the number of the last batch to this one; return False if it is not lower. Other drivers wait."""
         noted = transaction.connection.execute(
-            f"INSERT INTO {self._beside(_BATCHES)} AS t (query, sink, batch) VALUES (%s, %s, %s) "  # noqa: S608
+            f"INSERT INTO {self._in_target_schema(_BATCHES)} AS t (query, sink, batch) VALUES (%s, %s, %s) "  # noqa: S608
             "ON CONFLICT (query, sink) DO UPDATE SET batch = excluded.batch, committed_at = now() "
             "WHERE t.batch < excluded.batch RETURNING batch".encode(),
             [key.query, self._sink.name, key.number],
@@ -239,62 +239,68 @@ class PostgresWriter(StagedWriter):
         return noted.fetchone() is not None
 
     def drop(self, stage: str) -> None:
-        """Delete the table of a batch."""
+        """Drop the staging table of a batch."""
         with self.transaction() as transaction:
             transaction.run(f"DROP TABLE IF EXISTS {stage}")
             transaction.commit()
 
     def replacing(self, names: Names, insert: str, condition: str, *, deletes: bool) -> Iterator[str]:
-        """Yield the statements that replace and delete rows by their key: columns that only the table has stay."""
+        """Yield the statements that replace and delete rows by key; other columns of the table keep their values."""
         if deletes:
             yield names.deletion(f"{condition} AND {names.stage}.{DELETED} = 1")
         changes = ", ".join(f"{column} = excluded.{column}" for column in names.others)
         action = f"UPDATE SET {changes} WHERE {names.newer('excluded')}" if changes else "NOTHING"
         yield f"{insert} ON CONFLICT ({', '.join(names.key)}) DO {action}"
 
+    def comparable(self, column: str, upsert: Upsert) -> str:
+        """Return a column of the order: strings compare by their bytes, as in Spark, whatever the collation."""
+        return f'{column}::text COLLATE "C"' if upsert.has_text_order else column
+
     @property
     def target(self) -> str:
         """The name of the target, quoted."""
         return ".".join(map(self.quoted, self._sink.table.split(".")))
 
-    def _beside(self, table: str) -> str:
+    def _in_target_schema(self, table: str) -> str:
         """Return the name of a table in the schema of the target, quoted."""
         return ".".join(map(self.quoted, [*self._sink.table.split(".")[:-1], table]))
 
     def quoted(self, column: str) -> str:
-        """Return a name as statements have it."""
+        """Return a quoted name."""
         return '"' + column.replace('"', '""') + '"'
 
-    # --- rows that it does not take ---
+    # --- rows that it rejects ---
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Return whether a write may have failed for a value in a row."""
+        """Return whether a write may have failed because of a value in a row."""
         return isinstance(error, PostgresRefused) or is_refused_for_key(error) or _is_about_values(error)
 
     def rules(self, schema: StructType) -> Iterator[RefusalRule]:
-        """Yield rules for times that Python has no values for."""
+        """Yield rules for times that Python cannot represent."""
         yield from time_rules(schema)
 
     def refused_by_database(self, rows: DataFrame, origin: Origin | None, upsert: Upsert | None) -> Refusals:
-        """Yield the rows that the database refuses, in a transaction that is rolled back."""
+        """Yield the rows that the database rejects, by writing them in a transaction that is rolled back."""
         marked = rows if upsert is None else upsert.marked(rows)
         columns = visible(marked).columns
         hidden = [name for name in marked.columns if name not in columns]
         plain = as_json(marked.select(*columns, *hidden))
         found: Any = plain.toLocalIterator()  # partition by partition
-        # Closed at the end, for Java to know that no more is wanted: not whenever memory is tidied.
+        # Closed here, so that Java stops computing rows now and not at the next garbage collection.
         with self.transaction() as transaction, closing(found):
             connection = transaction.connection
+            # Deferred constraints are checked at a commit, and there is none.
+            transaction.run("SET CONSTRAINTS ALL IMMEDIATE")
             transaction.run(f"CREATE TEMP TABLE {_TRIED} ON COMMIT DROP AS {self._empty(columns)}")
 
             def attempt(some: Sequence[Row]) -> Exception | None:
                 try:
-                    with connection.transaction():  # a savepoint: those before it stay
+                    with connection.transaction():  # a savepoint: earlier rows stay
                         transaction.run(f"TRUNCATE {_TRIED}")
                         _copy(connection, self._copying(_TRIED, columns), (row[: len(columns)] for row in some))
                         self.move(transaction, _TRIED, columns, upsert)
                 except Exception as error:
-                    # Rows of one key that came together are tried one by one.
+                    # Several rows with one key are tried one by one.
                     if not _is_about_values(error) and not isinstance(error, _driver().errors.CardinalityViolation):
                         raise
                     return error
@@ -307,13 +313,13 @@ class PostgresWriter(StagedWriter):
 
 @dataclass(frozen=True)
 class CopyTask(Shipped):
-    """Copies the rows of one task in a transaction; called by Spark with its Arrow batches."""
+    """Copies the rows of one task in a transaction; called by Spark with Arrow batches."""
 
     dsn: str = field(repr=False)
     statement: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the name that the rows have, or why a row is refused."""
+        """Yield the name of this attempt, and why a row is rejected if one is."""
         freeze_gc()
         task, refused = uuid4().hex, None
         try:
@@ -331,7 +337,7 @@ class CopyTask(Shipped):
         except Exception as error:
             if not _is_about_values(error):
                 raise
-            refused = _line(error)  # an error would have Spark try the task again
+            refused = _line(error)  # if this raised, Spark would repeat the task
         yield pa.RecordBatch.from_pydict({"task": [task], "refused": pa.array([refused], pa.string())})
 
 
@@ -365,7 +371,7 @@ def _column_of(error: Exception, values: dict[str, Any]) -> str | None:
     found = _COLUMN_IN_CONTEXT.search(getattr(diag, "context", None) or "")
     if found:
         return found[1].strip('"')
-    # What the driver refuses by itself: a text with NUL.
+    # psycopg itself rejects strings with NUL.
     return next((name for name, value in values.items() if isinstance(value, str) and "\0" in value), None)
 
 
@@ -380,19 +386,19 @@ WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY at
 """
 _UNIQUE = """
 SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute
-  ON attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1]) -- without columns behind INCLUDE
+  ON attrelid = indrelid AND attnum = ANY ((indkey::int2[])[0:indnkeyatts - 1]) -- without INCLUDE columns
 WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL AND indexprs IS NULL GROUP BY indexrelid
 """
 
 
 def _value(connection: psycopg.Connection[Any], query: LiteralString, argument: str | None) -> Any:
-    """Return the one value that a query finds."""
+    """Return the single value of a query."""
     found = connection.execute(query, [argument]).fetchone()
     return None if found is None else found[0]
 
 
 def _columns(connection: psycopg.Connection[Any], table: str) -> dict[str, Column] | None:
-    """Return the columns of a table, whose name is quoted; None if there is none."""
+    """Return the columns of a table, whose name is quoted; None if it does not exist."""
     return {name: Column(*rest) for name, *rest in connection.execute(_COLUMNS, [table])} or None
 
 

@@ -1,4 +1,4 @@
-"""Streams: through the sink of the format `redis_streams`, under a name and a number that a repetition has as well."""
+"""Streams, written by the Spark sink `redis_streams` under a write id and batch number that a repetition shares."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 _PACKED_DDL = "stream string, id string, shown string, column string, why string"
 _TEXT = pa.string()
 _SCHEMA = pa.schema([(name, _TEXT) for name in ("stream", "id", "shown", "column", "why")])
-_TOLD = 3  # columns before those of the row
+_SUMMARY_COLUMNS = 3  # columns before those of the row
 _WHERE = re.compile(r"^row .*?: column '(.*?)' (.*)$", re.DOTALL)
 _LINK = ("redis.", "passwordfile", "passwordenv")
 
 
 class RedisStreamsWriter:
-    """Writes batches as entries. Rows become visible one after the other, so a repetition must bring the same."""
+    """Writes batches as entries. Rows become visible one by one, so a repetition must have the same rows."""
 
     is_atomic = False
 
@@ -57,7 +57,7 @@ class RedisStreamsWriter:
             self._options["stream"] = sink.stream
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
         schema = visible_schema(schema)
         from penstock.spark.sink.options import SinkOptions
 
@@ -76,28 +76,28 @@ class RedisStreamsWriter:
             yield f"key {options.stream!r} in Redis is a {kind}, not a stream"
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Tell whether a write may have failed for a value in a row."""
+        """Return whether a write may have failed because of a value in a row."""
         return is_of_spark(error) and any(
             name in str(error) for name in (EncodeError.__name__, PayloadTooLarge.__name__)
         )
 
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
-        """Yield the rows that cannot be entries, and write nothing."""
+        """Yield the rows that cannot become entries, and write nothing."""
         from penstock.spark.sink.options import SinkOptions
 
         plain = visible(rows)
         given = Options({**self._options, "writeId": "check"})
         options = SinkOptions.from_options(given, plain.schema, is_streaming=False)
-        told = rows.select(*row_summary(rows, origin), *plain.columns)
-        for stream, entry_id, shown, column, why in told.mapInArrow(PackTask(options), _PACKED_DDL).collect():
+        described = rows.select(*row_summary(rows, origin), *plain.columns)
+        for stream, entry_id, shown, column, why in described.mapInArrow(PackTask(options), _PACKED_DDL).collect():
             yield Refusal(SourceEntry.of(stream, entry_id), column, why, shown)
 
-    def has(self, key: BatchKey) -> bool:  # noqa: ARG002 - nothing tells it
-        """Say yes: some of its rows may be there."""
+    def has(self, key: BatchKey) -> bool:  # noqa: ARG002 - there is no record
+        """Return True: some of its rows may be there."""
         return True
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
-        """Write a batch; rows that are there are skipped one by one."""
+        """Write a batch; rows that are already there are skipped one by one."""
         rows = visible(rows)
         writer = rows.write.format("redis_streams").mode("append").options(**self._options)
         writer.option("writeId", f"{key.query}.{self._sink.name}").option("batchId", str(key.number)).save()
@@ -107,12 +107,12 @@ class RedisStreamsWriter:
 
 @dataclass(frozen=True)
 class PackTask(Shipped):
-    """Tries which rows can be packed as entries; called by Spark with Arrow batches."""
+    """Finds rows that cannot be packed as entries; called by Spark with Arrow batches."""
 
     options: SinkOptions
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield a line for each row that cannot be packed."""
+        """Yield one row for each row that cannot be packed."""
         for batch in batches:
             if self._why_not(batch) is None:
                 continue
@@ -125,15 +125,15 @@ class PackTask(Shipped):
             return None
         found = _WHERE.match(why)
         column, text = (found[1], found[2]) if found else (None, why)
-        told = [row.column(number)[0].as_py() for number in range(_TOLD)]
-        return {**dict(zip(_SCHEMA.names, told, strict=False)), "column": column, "why": text}
+        summary = [row.column(number)[0].as_py() for number in range(_SUMMARY_COLUMNS)]
+        return {**dict(zip(_SCHEMA.names, summary, strict=False)), "column": column, "why": text}
 
     def _why_not(self, batch: Any) -> str | None:
         options = self.options
         packer = Packer(
             options.columns, options.form, options.content_type, options.max_bytes, is_by_column=options.stream is None
         )
-        rest = batch.select(batch.schema.names[_TOLD:])
+        rest = batch.select(batch.schema.names[_SUMMARY_COLUMNS:])
         try:
             for _ in packer.pack(rest, is_bare=packer.is_plain):
                 pass

@@ -1,7 +1,6 @@
-"""Results of penstock.results: one for each row, saved by the tasks.
+"""Results of penstock.results: one per row, saved by the tasks.
 
-A back-end keeps the first result of an id, so a row that is written again changes nothing. Rows become visible one
-after the other.
+A back-end keeps the first result for an id, so writing a row again changes nothing. Rows become visible one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.spark")
 _IDS = ("string", "byte", "short", "integer", "long")
-_TOLD = "others bigint, last string"
+_SAVED_DDL = "others bigint, last string"
 _AT_ONCE = 1_000
 _PROBE = "penstock-validate"
 _CONNECT_S = 10
@@ -56,11 +55,11 @@ _NO_ID = (
 
 
 class ResultInvalid(PenstockError):
-    """A row cannot be a result."""
+    """A row cannot become a result."""
 
 
 class ResultsWriter:
-    """Saves the rows of batches as results. A repetition must bring the same rows."""
+    """Saves the rows of batches as results. A repetition must have the same rows."""
 
     is_atomic = False
 
@@ -68,7 +67,7 @@ class ResultsWriter:
         self._sink = sink
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
         schema = visible_schema(schema)
         types = {field.name: field.dataType.typeName() for field in schema.fields}
         wanted = {"id": (self._sink.id,), "columns": self._sink.columns, "finished_at": (self._sink.finished_at,)}
@@ -98,21 +97,21 @@ class ResultsWriter:
     def _no_database(self) -> Iterator[str]:
         import psycopg
 
-        try:  # the back-end itself would make its tables before it looks for anything
+        try:  # a read by the back-end would create its tables
             psycopg.connect(self._sink.options["dsn"], connect_timeout=_CONNECT_S).close()
         except psycopg.Error as error:
             yield f"cannot use the result back-end: {' '.join(str(error).split())}"
 
-    def has(self, key: BatchKey) -> bool:  # noqa: ARG002 - nothing tells it
-        """Say yes: some of its rows may be there."""
+    def has(self, key: BatchKey) -> bool:  # noqa: ARG002 - there is no record
+        """Return True: some of its rows may be there."""
         return True
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
-        """Write a batch; rows that are there are left alone one by one."""
+        """Write a batch; rows that are already there are skipped one by one."""
         rows = visible(rows)
-        told = rows.mapInArrow(SaveTask(self._sink), _TOLD).collect()
-        self._check_shared([row["last"] for row in told if row["last"] is not None])
-        others = sum(row["others"] for row in told)
+        saved = rows.mapInArrow(SaveTask(self._sink), _SAVED_DDL).collect()
+        self._check_shared([row["last"] for row in saved if row["last"] is not None])
+        others = sum(row["others"] for row in saved)
         if others:
             logger.warning(
                 "sink %s, batch %d: skipped %d rows, because other results already have their ids",
@@ -122,11 +121,11 @@ class ResultsWriter:
         return True
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Tell whether a write may have failed for a value in a row."""
+        """Return whether a write may have failed because of a value in a row."""
         return is_of_spark(error)
 
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
-        """Yield the rows that cannot be results, and write nothing."""
+        """Yield the rows that cannot become results, and write nothing."""
         text = f"cast(`{self._sink.id}` as string)"
         rules = [
             RefusalRule(self._sink.id, f"{text} IS NULL", "is null, but is the id of the result"),
@@ -135,7 +134,7 @@ class ResultsWriter:
         yield from broken(rows, [*rules, *time_rules(rows.schema)], origin)
 
     def _check_shared(self, ids: list[str]) -> None:
-        """Raise FilesMissing unless one result of each task is here: on a cluster, a disk may be another one there."""
+        """Raise FilesMissing unless the driver sees a result of each task: executors may use other disks."""
         if self._sink.backend != "fs":
             return
         with closing(opened(self._sink)) as backend:
@@ -154,7 +153,7 @@ class SaveTask(Shipped):
     sink: Results
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield how many rows found another result in their place."""
+        """Yield for how many rows another result has the id."""
         freeze_gc()
         backend = opened(self.sink)
         try:
@@ -164,8 +163,8 @@ class SaveTask(Shipped):
                 last = str(batch.column(self.sink.id)[-1].as_py()) if batch.num_rows else last
         finally:
             backend.close()
-        told = {"others": pa.array([others], pa.int64()), "last": pa.array([last], pa.string())}
-        yield pa.RecordBatch.from_pydict(told)
+        saved = {"others": pa.array([others], pa.int64()), "last": pa.array([last], pa.string())}
+        yield pa.RecordBatch.from_pydict(saved)
 
     def _save(self, backend: ResultBackend, batch: Any) -> int:
         others = 0
@@ -174,19 +173,19 @@ class SaveTask(Shipped):
                 result_of(self.sink, row) for row in batch.slice(start, _AT_ONCE).to_pylist(maps_as_pydicts="lossy")
             ]
             saved = backend.save_many(results)
-            # One that is there already may be ours, of an earlier attempt and another moment.
+            # A result that is already there may be from an earlier attempt, with another time.
             refused = (result for result, is_ours in zip(results, saved, strict=True) if not is_ours)
             others += sum(_is_other(backend.get(result.task_id), result) for result in refused)
         return others
 
 
 def _is_other(found: Result | None, result: Result) -> bool:
-    written = decode_result(encode(result))  # as it would read back: a Decimal, say, is a text there
+    written = decode_result(encode(result))  # as it reads back: a Decimal becomes a string, for example
     return found is None or (found.kind, found.data) != (written.kind, written.data)
 
 
 def result_of(sink: Results, row: Mapping[str, Any]) -> Result:
-    """Return the result that a row stands for."""
+    """Return the result for a row."""
     value = row[sink.id]
     if value is None:
         raise ResultInvalid(f"a row has null in {sink.id!r}, the id of its result: filter such rows out")
@@ -206,7 +205,7 @@ def opened(sink: Results) -> ResultBackend:
 
 
 def _typed(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options with the types that back-ends expect: a pipeline file hands all of them over as texts."""
+    """Return the options with the types that back-ends expect: in a pipeline, all of them are strings."""
     made: dict[str, Any] = {**options}
     for name, value in options.items():
         if value in ("true", "false"):

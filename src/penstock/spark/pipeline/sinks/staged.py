@@ -1,8 +1,8 @@
-"""Tables of databases: tasks write a batch to a table beside the target, and one transaction moves it.
+"""Database tables: tasks write a batch to a staging table, and one transaction moves it into the target.
 
-A table of batches beside the target holds the number of the last batch of each sink of each query. The transaction that
-moves the rows raises it; a batch that is not above it is in the target already. PostgreSQL and JDBC differ in how tasks
-write, and in the statement by which a row replaces another.
+A table in the schema of the target holds the number of the last batch of each sink and query. The transaction that
+moves the rows raises that number; a batch with a number that is not greater is already in the target. PostgreSQL and
+JDBC differ in how tasks write, and in the statements that replace rows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _EVERY = "1 = 1"
 
 
 class Transaction(Protocol):
-    """An open transaction; what was not committed at its end is rolled back."""
+    """An open transaction; without a commit, it is rolled back at the end."""
 
     def run(self, statement: str) -> int:
-        """Run a statement; return the number of rows that it touched."""
+        """Run a statement; return the number of affected rows."""
 
     def commit(self) -> None:
         """Make everything visible."""
@@ -51,7 +51,7 @@ class StagedWriter(ABC):
     # --- before anything runs ---
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
         upsert = Upsert.of(self._declared, schema)
         if upsert is not None:
             yield from upsert.problems(schema)
@@ -59,7 +59,7 @@ class StagedWriter(ABC):
 
     @abstractmethod
     def faults(self, schema: StructType, upsert: Upsert | None) -> Iterator[str]:
-        """Yield what is wrong with the database and its table, for rows that have these columns there."""
+        """Yield problems of the database and its table, for rows with these columns in the table."""
 
     # --- a batch ---
 
@@ -90,19 +90,19 @@ class StagedWriter(ABC):
 
     @abstractmethod
     def prepare(self, schema: StructType, upsert: Upsert | None) -> None:
-        """Make the tables that do not exist."""
+        """Create the tables that do not exist."""
 
     @abstractmethod
     def last(self, key: BatchKey) -> int:
-        """Return the number of the last batch of this sink and query that is in the table, or -1."""
+        """Return the number of the last batch of this sink and query in the table, or -1."""
 
     @abstractmethod
     def new_stage(self, key: BatchKey) -> str:
-        """Return the name of the table for a batch; drop what earlier attempts have left."""
+        """Return the name of the staging table for a batch; drop those of earlier attempts."""
 
     @abstractmethod
     def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> str:
-        """Have the tasks write rows; return a condition that is true for each of them once."""
+        """Let the tasks write rows; return a condition that is true for exactly one copy of each row."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Transaction]:
@@ -110,11 +110,11 @@ class StagedWriter(ABC):
 
     @abstractmethod
     def note(self, transaction: Transaction, key: BatchKey) -> bool:
-        """Raise the number of the last batch; return False if that is not below this one. Others wait for the end."""
+        """Raise the number of the last batch to this one; return False if it is not lower. Other drivers wait."""
 
     @abstractmethod
     def drop(self, stage: str) -> None:
-        """Delete the table of a batch."""
+        """Drop the staging table of a batch."""
 
     # --- moving ---
 
@@ -126,7 +126,7 @@ class StagedWriter(ABC):
         upsert: Upsert | None,
         condition: str = _EVERY,
     ) -> int:
-        """Move the staged rows for which the condition is true into the target; return how many the last step moved."""
+        """Move the staged rows that meet the condition into the target; return the row count of the last statement."""
         there = self.spelled(transaction, [name for name in columns if name != DELETED])
         into, taken = ", ".join(there.values()), ", ".join(map(self.quoted, there))
         deletes = upsert is not None and upsert.delete_when is not None
@@ -134,66 +134,71 @@ class StagedWriter(ABC):
         insert = f"INSERT INTO {self.target} ({into}) SELECT {taken} FROM {stage} WHERE {chosen}"  # noqa: S608
         if upsert is None:
             return transaction.run(insert)
-        names, moved = Names(self.target, stage, there, self.quoted, upsert), 0
+        names, moved = Names(self.target, stage, there, self.quoted, self.comparable, upsert), 0
         for statement in self.replacing(names, insert, condition, deletes=deletes):
             moved = transaction.run(statement)
         return moved
 
     def check_moved(self, transaction: Transaction, stage: str, moved: int, upsert: Upsert | None) -> None:  # noqa: B027
-        """Raise an error if the rows that were moved cannot be those of the batch."""
+        """Raise an error if the moved rows cannot be those of the batch."""
 
     @abstractmethod
     def replacing(self, names: Names, insert: str, condition: str, *, deletes: bool) -> Iterator[str]:
-        """Yield the statements that replace and delete rows by their key; `insert` adds the staged ones."""
+        """Yield the statements that replace and delete rows by key; `insert` adds the staged rows."""
 
     @property
     @abstractmethod
     def target(self) -> str:
-        """The name of the target, as statements have it."""
+        """The name of the target, for statements."""
 
     @abstractmethod
     def quoted(self, column: str) -> str:
-        """Return the name of a column as statements have it."""
+        """Return the name of a column, for statements."""
 
     def spelled(self, transaction: Transaction, columns: Sequence[str]) -> dict[str, str]:  # noqa: ARG002
-        """Return how statements name the columns in the target."""
+        """Return the names of the columns in the target, for statements."""
         return {name: self.quoted(name) for name in columns}
 
-    # --- rows that it does not take ---
+    def comparable(self, column: str, upsert: Upsert) -> str:  # noqa: ARG002
+        """Return a column of the order as SQL that compares its values as Spark does."""
+        return column
+
+    # --- rows that it rejects ---
 
     @abstractmethod
     def is_refusal(self, error: BaseException) -> bool:
-        """Return whether a write may have failed for a value in a row."""
+        """Return whether a write may have failed because of a value in a row."""
 
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
-        """Yield the rows that the table does not take, and write nothing."""
+        """Yield the rows that the table rejects, and write nothing."""
         upsert = Upsert.of(self._declared, rows.schema)
         rules: list[RefusalRule] = [*self.rules(rows.schema), *key_rules(self._declared, rows.schema)]
         yield from broken(rows, rules, origin)
         yield from self.refused_by_database(unbroken(rows, rules), origin, upsert)
 
     def rules(self, schema: StructType) -> Iterator[RefusalRule]:  # noqa: ARG002
-        """Yield rules for values that never get as far as the database."""
+        """Yield rules for values that cannot be sent to the database."""
         yield from ()
 
     @abstractmethod
     def refused_by_database(self, rows: DataFrame, origin: Origin | None, upsert: Upsert | None) -> Refusals:
-        """Yield the rows that the database refuses: it is asked, and nothing of that is committed."""
+        """Yield the rows that the database rejects, by writing them in a transaction that is rolled back."""
 
-    def beside(self, key: BatchKey) -> str:
-        """Return what the tables are called that batches of this sink and query are staged in."""
+    def stage_prefix(self, key: BatchKey) -> str:
+        """Return the prefix of the staging tables of this sink and query."""
         owner = f"{key.query}.{self._declared.name}"
         return f"penstock_{hashlib.sha256(owner.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True)
 class Names:
-    """What statements about keys are made of."""
+    """Parts of statements that replace rows by key."""
 
     target: str
     stage: str
     there: Mapping[str, str]
     quoted: Callable[[str], str]
+    comparable: Callable[[str, Upsert], str]
     upsert: Upsert
 
     @property
@@ -208,27 +213,28 @@ class Names:
 
     @property
     def same(self) -> str:
-        """True where a staged row has the key of one in the target."""
+        """SQL for whether a staged row has the key of a row in the target."""
         pairs = (f"{self.stage}.{self.quoted(name)} = {self.target}.{self.there[name]}" for name in self.upsert.key)
         return " AND ".join(pairs)
 
     def newer(self, staged: str | None = None) -> str:
-        """Return what is true where a staged row is not older than the one in the target."""
+        """Return SQL for whether a staged row is not older than the one in the target."""
         order = self.upsert.order
         if order is None:
             return _EVERY
-        there, here = f"{self.target}.{self.there[order]}", f"{staged or self.stage}.{self.quoted(order)}"
+        columns = f"{self.target}.{self.there[order]}", f"{staged or self.stage}.{self.quoted(order)}"
+        there, here = (self.comparable(column, self.upsert) for column in columns)
         return f"({there} IS NULL OR {here} >= {there})"
 
     def deletion(self, condition: str) -> str:
-        """Return the statement that deletes what is not newer than a staged row of its key."""
+        """Return the statement that deletes rows that are not newer than a staged row with their key."""
         found = f"SELECT 1 FROM {self.stage} WHERE {self.same} AND {self.newer()} AND {condition}"  # noqa: S608
         return f"DELETE FROM {self.target} WHERE EXISTS ({found})"  # noqa: S608
 
 
 # --- whether rows fit ---
 
-# PostgreSQL's own categories of types; those of other databases are sorted into them.
+# PostgreSQL's categories of types, also used for other databases.
 NUMBER, TEXT, TIME, TRUTH, ARRAY = "N", "S", "D", "B", "A"
 BYTES, UNKNOWN = "bytes", "unknown"
 _TAKEN_BY = {
@@ -243,7 +249,7 @@ _NESTED = ("struct", "map", "array", "variant")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its type as the database writes it, names it and sorts it, and whether rows must have it."""
+    """A column of a table: its type with arguments, type name and category, and whether rows must have it."""
 
     type: str
     name: str
@@ -258,7 +264,7 @@ def misfits(
     upsert: Upsert | None,
     fold: Callable[[str], str] = str,
 ) -> Iterator[str]:
-    """Yield what keeps rows out of a table; `fold` makes names equal that the database takes for the same."""
+    """Yield how rows do not fit a table; `fold` normalizes names as the database does."""
     there = {fold(name): column for name, column in found.items()}
     for field in schema.fields:
         kind, column = field.dataType.simpleString(), there.get(fold(field.name))
@@ -282,19 +288,19 @@ def misfits(
 
 
 def _takes(column: Column, family: str, kind: str) -> bool:
-    if column.category == UNKNOWN:  # a type of the database's own may well be right
+    if column.category == UNKNOWN:  # the database may accept it
         return True
     if family in _NESTED:
         return column.name in _JSON or column.category == TEXT
     if kind == "binary":
         return column.category == BYTES
-    if kind == "string":  # whatever else is read from texts, such as uuid, inet, json or an enum, may be right
+    if kind == "string":  # other types are parsed from strings: uuid, inet, json, enums
         return column.category not in (NUMBER, TIME, TRUTH, ARRAY, BYTES)
     return column.category in _TAKEN_BY.get(family, (column.category,))
 
 
 def as_json(rows: DataFrame) -> DataFrame:
-    """Turn structs, maps and arrays into JSON: few databases have types for them."""
+    """Convert structs, maps and arrays to JSON: few databases have types for them."""
     from pyspark.sql import functions as f
 
     nested = [field.name for field in rows.schema.fields if field.dataType.typeName() in _NESTED]
@@ -302,11 +308,11 @@ def as_json(rows: DataFrame) -> DataFrame:
     return rows.withColumns(texts) if texts else rows
 
 
-# --- which rows are refused ---
+# --- which rows are rejected ---
 
 
 def bisected(items: Sequence[T], attempt: Callable[[Sequence[T]], E | None]) -> Iterator[tuple[T, E]]:
-    """Yield the items for which an attempt fails, with why; `attempt` returns what went wrong with some of them."""
+    """Yield the items for which an attempt fails, with the error; `attempt` returns the error for some items."""
     error = attempt(items) if items else None
     if error is None:
         return

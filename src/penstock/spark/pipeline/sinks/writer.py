@@ -1,4 +1,4 @@
-"""What every sink can do, whatever it writes to, and what those that write files have in common."""
+"""The interface of all sinks, and what sinks that write files have in common."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _LONGEST_NAME = 255  # of a folder, in bytes, on nearly every file system
-# What Spark writes as three characters in the name of a folder.
+# Characters that Spark escapes in the name of a folder, as three characters.
 _ESCAPED = r"[\\x01-\\x1F\\x7F\"#%\'*/:=?\\\\{\\[\\]^]"
 
 
@@ -26,37 +26,37 @@ class Writer(RejectsRows, Protocol):
     """Writes the batches of a pipeline to one sink."""
 
     is_atomic: bool
-    """Whether a batch becomes visible in one step, so that a repetition may bring other rows."""
+    """Whether a batch becomes visible in one step, so that a repetition may have other rows."""
 
     def problems(self, schema: StructType) -> Iterator[str]:
-        """Yield what would keep rows of this schema from being written; write nothing."""
+        """Yield problems with writing rows of this schema; write nothing."""
 
     def has(self, key: BatchKey) -> bool:
-        """Tell whether the batch is there; of one that is not shown in one step, whether a part of it may be."""
+        """Return whether the batch is in the sink or, unless `is_atomic`, whether part of it may be."""
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
-        """Write a batch, unless it is there; tell whether it was new."""
+        """Write a batch, unless the sink has it; return whether it was new."""
 
 
 class FileSink:
-    """A writer of files. It makes folders of values, and refuses what they cannot be named after."""
+    """A writer of files in folders named by values; it rejects values that cannot be folder names."""
 
     def __init__(self, sink: Parquet | Delta | Iceberg) -> None:
         self.partitions = Partitions.of(sink.partition_by)
         self._declared = sink
 
     def declared_faults(self, schema: StructType) -> Iterator[str]:
-        """Yield what is wrong with the declaration, for rows of this schema."""
+        """Yield problems of the declaration, for rows of this schema."""
         upsert = upsert_of(self._declared, schema)
         yield from () if upsert is None else upsert.problems(schema)
         yield from self.partitions.problems(table_schema(upsert, schema))
 
     def is_refusal(self, error: BaseException) -> bool:
-        """Return whether a write may have failed for a value in a row: file systems say it in many ways."""
+        """Return whether a write may have failed because of a value in a row: file systems report this in many ways."""
         return is_refused_for_key(error) or (bool(self.partitions.each) and is_of_spark(error))
 
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
-        """Yield the rows that the sink does not take, and write nothing."""
+        """Yield the rows that the sink rejects, and write nothing."""
         yield from broken(rows, list(self.rules(rows.schema)), origin)
 
     def rules(self, schema: StructType) -> Iterator[RefusalRule]:
@@ -66,7 +66,7 @@ class FileSink:
 
 
 def folder_rules(partitions: Partitions, schema: StructType) -> Iterator[RefusalRule]:
-    """Yield rules for values that no folder can be named after."""
+    """Yield rules for values that cannot be folder names."""
     for partition in partitions.each:
         text, column = f"cast({partition.expression(schema)} as string)", partition.column
         yield RefusalRule(
@@ -78,7 +78,7 @@ def folder_rules(partitions: Partitions, schema: StructType) -> Iterator[Refusal
 
 
 def unwritable(path: str, files: Files | None = None) -> Iterator[str]:
-    """Yield why nothing can be written below a path: on this machine, or elsewhere if it cannot be reached at all."""
+    """Yield why a local path is not writable, or why a remote one cannot be reached."""
     place = local_path(path) if files is None else files.local(path)
     if place is None:
         if files is not None and (unreachable := files.why_unreachable(path)):
@@ -89,10 +89,10 @@ def unwritable(path: str, files: Files | None = None) -> Iterator[str]:
 
 
 def has_class(spark: SparkSession, name: str) -> bool:
-    """Return whether the session has a class of Java's."""
+    """Return whether the session has a Java class."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark shows no other way to the classes of the session
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other access
     try:
         jvm.org.apache.spark.util.Utils.classForName(name, True, False)
     except Py4JError:
@@ -101,5 +101,5 @@ def has_class(spark: SparkSession, name: str) -> bool:
 
 
 def has_extension(spark: SparkSession, name: str) -> bool:
-    """Return whether an extension is among the settings of a session whose Java this process sees."""
+    """Return whether the settings of a classic session name an extension."""
     return not is_connect(spark) and name in (spark.conf.get("spark.sql.extensions", "") or "")
