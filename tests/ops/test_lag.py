@@ -11,9 +11,10 @@ import redis
 import penstock.ops.lag as lag_module
 import penstock.ops.streams as streams_module
 from penstock import Lag, StreamClient
-from penstock.errors import NotFound
+from penstock.errors import NotFound, ServerError
 from penstock.ops import Inspector
 from penstock.ops.lag import LIST_STEPS, GroupPosition, Rates, drain_s, rates
+from penstock.redis.translate import error_reply
 from tests.helpers.commandstats import calls
 from tests.helpers.round_trips import count_round_trips
 from tests.ops.stage import GROUP, STREAM, add, read_as
@@ -209,3 +210,21 @@ def test_without_time_or_with_a_new_stream_there_is_no_rate(after: GroupPosition
 
 def test_nothing_unread_is_drained_already() -> None:
     assert drain_s(0, 5.0, 0.0) == 0.0
+
+
+async def test_a_count_that_was_killed_is_no_lag_of_zero(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = add(raw, 10)
+    raw.xgroup_create(STREAM, GROUP, ids[1])
+    raw.xdel(STREAM, ids[5])
+    counted = lag_module.run_many
+
+    async def kill(*_: object) -> list[object]:
+        return [error_reply("ERR Error running script: Script killed by user with SCRIPT KILL.")]
+
+    monkeypatch.setattr(lag_module, "run_many", kill)
+    with pytest.raises(ServerError):
+        await inspector.groups.info(STREAM, GROUP)
+    monkeypatch.setattr(lag_module, "run_many", counted)
+    assert (await inspector.groups.info(STREAM, GROUP)).lag.count == 7

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import redis
 
+import penstock.ops.sampler as sampler_module
 from penstock import StreamClient
 from penstock.errors import ConnectionLost, NotFound
 from penstock.ops import Inspector, Sampler
-from penstock.ops import sampler as sampler_module
 from penstock.redis.embedded import EmbeddedServer
 from tests.ops.stage import GROUP, STREAM, add, read_as
 

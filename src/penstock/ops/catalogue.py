@@ -106,7 +106,7 @@ class Catalogue:
         return [name for name in found if service_of(name)]
 
     async def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS) -> dict[str, Look]:
-        """Look at streams; those that are gone, or are no streams, are left out."""
+        """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
         return await self._look(names, [self.keys(name).stream for name in names], most_groups)
 
     async def look_at_services(self, names: Sequence[str]) -> dict[str, Look]:

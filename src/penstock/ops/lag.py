@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import ids
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ServerError
 from penstock.model import Lag
 from penstock.ops.batches import run_many
 from penstock.ops.catalogue import GroupLook, Look
@@ -161,12 +161,15 @@ class _LagStep:
 
 async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int) -> list[_LagStep]:
     replies = await run_many(client, "streams/count_range", [([key], [start, end, most]) for key, start, end in ranges])
-    return [
-        _LagStep(0, "", "", 0)
-        if isinstance(reply, PenstockError)
-        else _LagStep(int(reply[0]), reply[1].decode(), reply[2].decode(), int(reply[3]))
-        for reply in replies
-    ]
+    found: list[_LagStep] = []
+    for reply in replies:
+        if isinstance(reply, ServerError):  # about the script, such as that it was killed: nothing was counted
+            raise reply
+        if isinstance(reply, PenstockError):
+            found.append(_LagStep(0, "", "", 0))  # the key is no stream any more
+        else:
+            found.append(_LagStep(int(reply[0]), reply[1].decode(), reply[2].decode(), int(reply[3])))
+    return found
 
 
 async def added_since(client: StreamClient, streams: Sequence[tuple[str, str]]) -> list[int]:

@@ -63,6 +63,8 @@ class Streams:
         """Return one stream and its groups, with the memory that it takes; raise NotFound if there is none."""
         found = await self.look([name], await self._catalogue.task_queues([name]))
         if not found:
+            key = self._catalogue.keys(name).stream
+            await self._client.call(key, "EXISTS", key)  # raises PermissionDenied if the user may not read it
             raise self._missing(name)
         return replace(found[0], memory_bytes=await self.memory(name)) if memory else found[0]
 

@@ -11,7 +11,8 @@ import redis
 
 import penstock.sync.ops.lag as lag_module
 import penstock.sync.ops.streams as streams_module
-from penstock.errors import NotFound
+from penstock.errors import NotFound, ServerError
+from penstock.redis.translate import error_reply
 from penstock.sync import Lag, StreamClient
 from penstock.sync.ops import Inspector
 from penstock.sync.ops.lag import LIST_STEPS, GroupPosition, Rates, drain_s, rates
@@ -210,3 +211,21 @@ def test_without_time_or_with_a_new_stream_there_is_no_rate(after: GroupPosition
 
 def test_nothing_unread_is_drained_already() -> None:
     assert drain_s(0, 5.0, 0.0) == 0.0
+
+
+def test_a_count_that_was_killed_is_no_lag_of_zero(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = add(raw, 10)
+    raw.xgroup_create(STREAM, GROUP, ids[1])
+    raw.xdel(STREAM, ids[5])
+    counted = lag_module.run_many
+
+    def kill(*_: object) -> list[object]:
+        return [error_reply("ERR Error running script: Script killed by user with SCRIPT KILL.")]
+
+    monkeypatch.setattr(lag_module, "run_many", kill)
+    with pytest.raises(ServerError):
+        inspector.groups.info(STREAM, GROUP)
+    monkeypatch.setattr(lag_module, "run_many", counted)
+    assert (inspector.groups.info(STREAM, GROUP)).lag.count == 7
