@@ -61,9 +61,9 @@ def letter_of(stream: str, row: Row, protection: Protection | None) -> DeadLette
 
 
 def matches(letter: DeadLetterInfo, wanted: DeadLetterFilter) -> bool:
-    """Tell whether a dead letter is meant."""
+    """Return whether a filter selects a dead letter."""
     return (
-        (not wanted.ids or letter.id in wanted.ids or letter.task_id in wanted.ids)
+        (not wanted.ids or letter.id in wanted.ids or bool(letter.task_id and letter.task_id in wanted.ids))
         and wanted.reason in {None, letter.reason}
         and wanted.error in {None, letter.error}
         and wanted.kind in {None, letter.task_kind}
