@@ -162,7 +162,7 @@ def test_an_action_is_recorded_before_and_after_it(
     assert [(each["event"], each["action"], each["who"]) for each in records] == [
         ("requested", "redrive", "ada"), ("done", "redrive", "ada"),
     ]  # fmt: skip
-    assert records[0]["arguments"] == {"stream": ["orders"], "cap": ["3"]}
+    assert records[0]["arguments"] == {"stream": ["orders"], "cap": ["3"], "until": [form["until"]]}
     assert "3 dead letters of orders redriven." in client.get(done.headers["location"]).text
     failed = client.post("/actions/redrive", data=form_of(client, "redrive", stream="orders") | {"to": "\0"})
     assert failed.status_code == 400

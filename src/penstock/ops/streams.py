@@ -65,11 +65,12 @@ class Streams:
         if not found:
             key = self._catalogue.keys(name).stream
             await self._client.call(key, "EXISTS", key)  # raises PermissionDenied if the user may not read it
-            raise self._missing(name)
+            raise self.missing(name)
         return replace(found[0], memory_bytes=await self.memory(name)) if memory else found[0]
 
     @staticmethod
-    def _missing(name: str) -> NotFound:
+    def missing(name: str) -> NotFound:
+        """Return the error for a stream that does not exist."""
         return NotFound(f"stream {name!r} does not exist; list streams with `penstock stream ls`")
 
     async def memory(self, name: str) -> int | None:
@@ -183,7 +184,7 @@ class Streams:
         wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(text))
         rows, further = await read_entries(self._client, key, wanted)
         if not rows and not further and not await self._client.call(key, "EXISTS", key):
-            raise self._missing(name)
+            raise self.missing(name)
         return Page(tuple(self._entry(name, key, row) for row in rows), further)
 
     async def entry(self, name: str, entry_id: str, *, max_value_bytes: int = 1 << 20) -> Entry:
@@ -192,7 +193,7 @@ class Streams:
         key = self._catalogue.keys(name).stream
         row = await read_entry(self._client, key, checked_id(entry_id), max_value_bytes)
         if row is None and not await self._client.call(key, "EXISTS", key):
-            raise self._missing(name)
+            raise self.missing(name)
         if row is None:
             raise NotFound(f"stream {name!r} has no entry {entry_id}: it was deleted or trimmed, or never existed")
         return self._entry(name, key, row)
