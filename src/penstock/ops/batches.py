@@ -1,4 +1,4 @@
-"""Many questions in few round trips: in pieces, between which the server answers others."""
+"""Many commands in few round trips, in batches between which the server serves other clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.redis.reading import Question, read_many
 from penstock.redis.scripts import script
 from penstock.redis.translate import ScriptMissing
 
-# Commands of one write are executed one after the other, and nobody else's in between.
+# The server executes the commands of one write without serving other clients in between.
 _TOGETHER = 100
 # As opposed to "access" to a key, which the user may lack for one stream and have for another.
 _OF_A_COMMAND = re.compile(r"(?:to|can't) run ")

@@ -54,7 +54,7 @@ class _Place:
     kind: StreamKind
     owner: str
     last_id: str  # '' = not known
-    is_mixed: bool  # only its entries tell what is in it: what does not say that it is a dead letter is none
+    is_mixed: bool  # its name says nothing: only entries with a reason are dead letters
 
     def holds(self, letter: DeadLetterInfo) -> bool:
         """Return whether an entry is a dead letter."""
@@ -88,7 +88,7 @@ class DeadLetterStreams:
     def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
         self._client, self._catalogue = client, catalogue
 
-    # --- which there are ----------------------------------------------------------------------------
+    # --- finding them -------------------------------------------------------------------------------
 
     async def streams(self, match: str = "*") -> list[DeadLetterStreamInfo]:
         """Return the streams of dead letters that are not empty, by name."""
@@ -105,7 +105,7 @@ class DeadLetterStreams:
         return found
 
     async def resolve(self, stream: str) -> str:
-        """Return the stream of the dead letters that are meant by a name; raise NotFound if there are none."""
+        """Return the dead-letter stream that a name refers to; raise NotFound if there is none."""
         return (await self._find(stream)).stream
 
     async def _find(self, stream: str) -> _Place:
@@ -114,7 +114,7 @@ class DeadLetterStreams:
         found = [looks[name] for name in names if name in looks]
         found = [look for look in found if kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS]
         if found:
-            # Those that are called so come first: what a stream of another name holds, anybody may have written.
+            # Prefer default names: in a stream with another name, any client may have written such entries.
             look = min(found, key=lambda look: not kind_of(look, task_queues)[1])
             source = kind_of(look, task_queues)[1]
             candidates = [source, inside] if (inside := without_tag(source)) else []
@@ -276,7 +276,7 @@ class DeadLetterStreams:
     ) -> RedriveReport:
         """Put the dead letters that match back, oldest first, up to `limit` of them and no faster than `per_second`.
 
-        `to` names the stream that they go back to, where the name of the dead letters does not tell it.
+        `to` names the stream to return them to, if it cannot be derived from the name of the dead-letter stream.
 
         Guarantees: each moves in one step. What comes in meanwhile stays, and so does one that was redriven
         `max_redrives` times already.

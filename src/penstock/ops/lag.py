@@ -18,7 +18,7 @@ from penstock.redis.client import StreamClient
 
 _FEW = 200  # entries that are counted from each end first: enough for most groups
 _MANY = 2_000  # that one script counts
-_TOGETHER = 4  # scripts that count many, in one write: nobody else is served in between
+_TOGETHER = 4  # scripts that count many, in one write: the server serves no other client in between
 LIST_STEPS = 20  # scripts beyond the first ones that a list of lags takes: some tens of milliseconds
 VERDICT_STEPS = 500  # that a verdict takes, for which a bound is not enough: about a second
 
@@ -42,7 +42,7 @@ class Rates:
 
 
 def rates(before: GroupPosition, after: GroupPosition) -> Rates | None:
-    """Return the rates between two moments; None = no time lies between them, or the stream began anew."""
+    """Return the rates between two moments; None = no time passed, or the stream was recreated."""
     passed_s = after.at_s - before.at_s
     added = after.added - before.added
     if passed_s <= 0 or added < 0:
@@ -77,7 +77,7 @@ async def measure(
 ) -> list[Lag]:
     """Return the lags of many groups, each with the key of its stream, in few round trips.
 
-    Where neither the counters are certain nor so many steps reach an end of the stream, the lag is an upper bound.
+    If the counters are not certain and `steps` do not reach an end of the stream, the lag is an upper bound.
     """
     known = [certain(look, group) for _, look, group in groups]
     counts = {
@@ -126,7 +126,7 @@ class _Count:
 
     def __init__(self, key: str, position: str) -> None:
         self.key, self.position = key, position
-        self.after, self.before = ids.after(position), "-"  # where to go on; '' = the end is reached
+        self.after, self.before = ids.after(position), "-"  # where to continue; '' = the end is reached
         self.behind = self.ahead = self.length = 0
         self.first = ""  # unread entry
 
@@ -155,7 +155,7 @@ async def _advance(client: StreamClient, counts: Sequence[_Count], most: int) ->
 class _LagStep:
     count: int
     first: str
-    further: str  # where to go on; '' = the range has ended
+    further: str  # where to continue; '' = the range has ended
     length: int
 
 

@@ -27,7 +27,7 @@ from penstock.ops.model import (
 from penstock.runtime.aio import Flag, TaskGroup
 
 logger = logging.getLogger("penstock.ops")
-_SHARE = 50  # a sample that took a second is followed by so many seconds of peace: a fiftieth of the server at most
+_SHARE = 50  # seconds of pause for each second that a sample took: at most 2% of the server's time
 _SHORT = 5  # points over which a rate is taken: from one to the next it would jump
 _COMMITS = 10  # of one reader by ids that are kept
 

@@ -19,7 +19,7 @@ class DeadLetterStreamInfo:
 
     stream: str
     kind: StreamKind  # what its messages were: STREAM, QUEUE, TASKS or SERVICE
-    owner: str  # the stream, queue or service; '' = the name does not tell
+    owner: str  # the stream, queue or service; '' = cannot be derived from the name
     count: int
     first_id: str = ""
     last_id: str = ""

@@ -17,7 +17,7 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.shown import command_line
 from penstock.sync.delivery.group import ConsumerGroup
-from penstock.sync.ops.catalogue import Catalogue, Look, group_must_exist
+from penstock.sync.ops.catalogue import Catalogue, Look, group_must_exist, missing_stream
 from penstock.sync.ops.lag import GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
     Consumer,
@@ -86,7 +86,7 @@ class Groups:
     def _look(self, stream: str) -> Look:
         found = (self._catalogue.look([stream])).get(stream)
         if found is None:
-            raise self._streams.missing(stream)
+            raise missing_stream(stream)
         return found
 
     def lags(self, match: str = "*") -> list[GroupLag]:
@@ -163,7 +163,7 @@ class Groups:
 
 
 def reader_positions(streams: Sequence[StreamInfo]) -> list[ReaderPosition]:
-    """Return the groups through which nobody reads."""
+    """Return the positions of readers by ids: the groups without consumers."""
     return [
         ReaderPosition(stream.name, group.name, group.kind, group.last_delivered_id, group.lag)
         for stream in streams
@@ -183,10 +183,10 @@ def consumers_of(stream: str, group: str, rows: Reply, dead_after_ms: int | None
     """Read a reply of XINFO CONSUMERS."""
     found, longest_ms = [], usual_dead_after_ms(group) if dead_after_ms is None else dead_after_ms
     for row in rows:
-        told = {row[i]: row[i + 1] for i in range(0, len(row), 2)}
-        pending, idle_ms = int(told[b"pending"]), int(told[b"idle"])
+        info = {row[i]: row[i + 1] for i in range(0, len(row), 2)}
+        pending, idle_ms = int(info[b"pending"]), int(info[b"idle"])
         state = _state_of(pending, idle_ms, longest_ms)
-        found.append(Consumer(stream, group, envelope.text(told[b"name"]), pending, idle_ms, state))
+        found.append(Consumer(stream, group, envelope.text(info[b"name"]), pending, idle_ms, state))
     return found
 
 
