@@ -13,7 +13,7 @@ _WORDS = {
 }  # fmt: skip
 _PART = re.compile(r"(\d+(?:\.\d+)?) *([a-z]+) *", re.ASCII)
 _LONGEST_S = 1_000 * 365 * 86_400.0
-_LAST_MS = (1 << 63) - 1
+LAST_MS = (1 << 63) - 1
 _LONGEST_TEXT = 100
 
 
@@ -51,7 +51,7 @@ def milliseconds_of(text: str) -> int | None:
             found = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
     except (ValueError, OverflowError):
         return None
-    return found if 0 <= found <= _LAST_MS else None
+    return found if 0 <= found <= LAST_MS else None
 
 
 def moment_ms(text: str, now_ms: int) -> int:

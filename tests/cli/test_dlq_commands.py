@@ -7,13 +7,18 @@ import io
 import json
 import tracemalloc
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 
+from penstock.cli import dlq
 from penstock.cli.dlq_export import harmless
+from penstock.serializers import MsgpackSerializer
+from penstock.sync.ops import dead_letters
+from penstock.sync.ops.dead_letters import DeadLetterStreams
 from penstock.sync.tasks import RedisTaskQueue, Result, Task
 from penstock.testing.task_queue_contract import in_first_run
 from tests.cli.conftest import Command
@@ -119,6 +124,66 @@ def test_many_are_asked_about_first(penstock: Command, dead_letter: GiveUp, queu
     assert "deleted 1" in penstock("queue", "dlq", "purge", "--limit", "1").stdout
     penstock("queue", "dlq", "purge", "--yes")
     assert queue.dead.count() == 0
+
+
+@pytest.mark.parametrize(("command", "done"), [("purge", "purged"), ("redrive", "redriven")])
+def test_what_arrives_while_the_question_is_open_is_left_alone(
+    as_json: AsJson,
+    dead_letter: GiveUp,
+    queue: RedisTaskQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    done: str,
+) -> None:
+    dead_letter(), dead_letter()
+
+    def confirm(question: str, *, yes: bool) -> None:
+        assert question.endswith("2 dead letters of penstock.dead?")
+        dead_letter()
+
+    monkeypatch.setattr(dlq, "confirm", confirm)
+    assert as_json("dlq", command)[done] == 2
+    assert queue.dead.count() == 1
+
+
+def test_an_empty_id_is_that_of_no_dead_letter(penstock: Command, queue: RedisTaskQueue) -> None:
+    queue.client.call(queue.keys.dead, "XADD", "orders_dlq", "*", "data", "1", "dlq_reason", "fatal")
+    penstock("dlq", "show", "", code=3)
+    assert "deleted 0" in penstock("dlq", "purge", "", "--yes", code=3).stdout
+    penstock("dlq", "purge", "--queue", "", "--yes", code=2)
+    assert as_count(queue) == 1
+
+
+def as_count(queue: RedisTaskQueue) -> int:
+    return int(queue.client.call("orders_dlq", "XLEN", "orders_dlq"))
+
+
+@pytest.mark.usefixtures("default_server")
+def test_an_editor_gets_the_whole_payload_or_none(
+    penstock: Command, queue: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VISUAL", "true")  # an editor that changes nothing
+    whole = json.dumps({"text": "x" * (2 << 20)}, separators=(",", ":")).encode()
+    for payload in (whole, MsgpackSerializer().encode({"blob": b"\x00"})):
+        queue.client.call("orders_dlq", "XADD", "orders_dlq", "*", "data", payload, "dlq_reason", "fatal")
+    large, blob = (entry[0].decode() for entry in queue.client.call("orders_dlq", "XRANGE", "orders_dlq", "-", "+"))
+    penstock("dlq", "edit", large, "--yes")
+    [(_, fields)] = queue.client.call("orders", "XRANGE", "orders", "-", "+")
+    assert fields[fields.index(b"data") + 1] == whole
+    assert "cannot be edited" in penstock("dlq", "edit", blob, "--yes", code=2).stderr
+    assert as_count(queue) == 1
+
+
+@pytest.mark.usefixtures("default_server")
+def test_counts_by_cause_that_are_not_of_all_say_so(
+    penstock: Command, dead_letter: GiveUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead_letter(), dead_letter()
+    failures = DeadLetterStreams.failures
+    monkeypatch.setattr(dead_letters, "_PAGE", 1)
+    assert "newest" not in penstock("dlq", "ls", "--causes").stderr
+    monkeypatch.setattr(DeadLetterStreams, "failures", partialmethod(failures, most=1))
+    assert "the newest 1 that match" in penstock("dlq", "ls", "--causes").stderr
 
 
 # --- export ---------------------------------------------------------------------------------------

@@ -70,6 +70,14 @@ def test_messages_are_published_and_looked_at(penstock: Command, as_rows: Rows, 
     assert "KiB" in penstock("stream", "info", "orders").stdout
 
 
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("size", [200_000, 3_000_000])
+def test_tail_prints_as_many_entries_as_asked_for_however_large(as_rows: Rows, raw: redis.Redis, size: int) -> None:
+    added = [raw.xadd("orders", {"data": "x" * size}).decode() for _ in range(5)]
+    assert [row["id"] for row in as_rows("stream", "tail", "orders", "-n", "4", "--no-follow")] == added[1:]
+    assert as_rows("stream", "tail", "orders", "-n", "0", "--no-follow") == []
+
+
 def test_what_no_group_needs_is_trimmed(
     penstock: Command, as_json: AsJson, client: StreamClient, raw: redis.Redis
 ) -> None:

@@ -52,6 +52,13 @@ def test_on_other_addresses_it_makes_a_token_and_prints_it(redis_url: str) -> No
         assert httpx.get(here).status_code == 303
 
 
+def test_a_token_that_was_given_is_not_printed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DASHBOARD_TOKEN", "a-token-of-the-tests")
+    with started(redis_url) as (_, address):
+        assert address.endswith("/login")
+        assert httpx.get(f"{address}?token=a-token-of-the-tests").status_code == 303
+
+
 def test_a_port_that_is_taken_is_told_in_one_line(redis_url: str) -> None:
     with started(redis_url) as (_, address):
         port = address.rstrip("/").rpartition(":")[2]

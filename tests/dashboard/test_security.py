@@ -33,7 +33,8 @@ def form_of(client: httpx.Client, action: str, **given: str | list[str]) -> dict
     assert page.status_code == 200, page.text
     found = re.search(r'name="csrf" value="(\w+)"', page.text)
     assert found
-    return {**given, "csrf": found[1]}
+    fixed = dict(re.findall(r'<input type="hidden" name="(until)" value="(\d+)">', page.text))
+    return {**given, "csrf": found[1], **fixed}
 
 
 # --- who is let in --------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ def test_an_action_is_recorded_before_and_after_it(
     assert [(each["event"], each["action"], each["who"]) for each in records] == [
         ("requested", "redrive", "ada"), ("done", "redrive", "ada"),
     ]  # fmt: skip
-    assert records[0]["arguments"] == {"stream": ["orders"], "cap": ["3"]}
+    assert records[0]["arguments"] == {"stream": ["orders"], "cap": ["3"], "until": [form["until"]]}
     assert "3 dead letters of orders redriven." in client.get(done.headers["location"]).text
     failed = client.post("/actions/redrive", data=form_of(client, "redrive", stream="orders") | {"to": "\0"})
     assert failed.status_code == 400
@@ -206,6 +207,28 @@ def test_each_action_does_what_its_confirmation_says(
     assert "Schedule weekly of jobs is resumed." in told
     assert raw.hkeys("{jobs}:paused") == [b"nightly"]
     assert "Data stream device-0 of telemetry released by redis-consumer-reader-1." in told
+
+
+def test_what_arrives_after_the_question_is_not_deleted(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
+    client, before = start_dashboard(allow_actions=True), raw.xlen("orders_dlq")
+    form = form_of(client, "purge", stream="orders", reason="fatal")
+    newest_ms = int(raw.xrevrange("orders_dlq", count=1)[0][0].partition(b"-")[0])
+    later = raw.xadd("orders_dlq", {"data": "1", "dlq_reason": "fatal"}, id=f"{newest_ms + 1}-0")
+    assert client.post("/actions/purge", data=form | {"cap": "1000"}).status_code == 303
+    assert raw.xlen("orders_dlq") < before
+    assert raw.xrange("orders_dlq", later, later)
+
+
+@pytest.mark.parametrize("action", ["redrive", "purge"])
+def test_a_selection_of_nothing_is_not_everything(
+    start_dashboard: StartDashboard, world: StreamClient, action: str
+) -> None:
+    client = start_dashboard(allow_actions=True)
+    assert 'name="selected"' in client.get("/dead-letters?stream=orders").text
+    answer = client.get(f"/confirm/{action}?stream=orders&selected=yes")
+    assert (answer.status_code, "Select at least one" in answer.text) == (400, True)
 
 
 # --- what messages may hold -----------------------------------------------------------------------

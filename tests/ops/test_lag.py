@@ -8,12 +8,14 @@ import time
 import pytest
 import redis
 
+import penstock.ops.groups as groups_module
 import penstock.ops.lag as lag_module
 import penstock.ops.streams as streams_module
 from penstock import Lag, StreamClient
-from penstock.errors import NotFound
-from penstock.ops import Inspector
+from penstock.errors import NotFound, ServerError
+from penstock.ops import GroupInfo, Inspector
 from penstock.ops.lag import LIST_STEPS, GroupPosition, Rates, drain_s, rates
+from penstock.redis.translate import error_reply
 from tests.helpers.commandstats import calls
 from tests.helpers.round_trips import count_round_trips
 from tests.ops.stage import GROUP, STREAM, add, read_as
@@ -158,6 +160,47 @@ async def test_rates_come_from_two_samples(inspector: Inspector, raw: redis.Redi
     assert (lag.count, lag.in_per_s, lag.out_per_s, lag.drain_s) == (6, 0, 0, None)
 
 
+async def test_a_fast_inflow_is_counted_whole(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(raw, 1)
+    read_as(raw, "someone", 1)
+
+    async def pause(_: float) -> None:
+        add(raw, 1_000)
+
+    monkeypatch.setattr(groups_module, "pause", pause)
+    monkeypatch.setattr(lag_module, "_MANY", 100)
+    lag = await inspector.groups.lag(STREAM, GROUP, over_s=1)
+    assert (lag.count, lag.out_per_s, lag.drain_s) == (1_000, 0, None)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_stream_with_huge_entries_has_a_lag_without_rates(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 2, data=b"x" * 3_000_000)
+    read_as(raw, "someone", 1)
+    lag = await inspector.groups.lag(STREAM, GROUP, over_s=0.01)
+    assert (lag.count, lag.in_per_s) == (1, None)
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_stream_that_is_deleted_between_two_samples_is_not_found(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(raw, 1)
+    read_as(raw, "someone", 1)
+    counted = inspector.groups.info
+
+    async def info(stream: str, group: str) -> GroupInfo:
+        found = await counted(stream, group)
+        raw.delete(STREAM)
+        return found
+
+    monkeypatch.setattr(inspector.groups, "info", info)
+    with pytest.raises(NotFound):
+        await inspector.groups.lag(STREAM, GROUP, over_s=0.01)
+
+
 @pytest.mark.usefixtures("default_server")
 async def test_the_lags_of_many_streams_take_few_round_trips(
     client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -209,3 +252,21 @@ def test_without_time_or_with_a_new_stream_there_is_no_rate(after: GroupPosition
 
 def test_nothing_unread_is_drained_already() -> None:
     assert drain_s(0, 5.0, 0.0) == 0.0
+
+
+async def test_a_count_that_was_killed_is_no_lag_of_zero(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = add(raw, 10)
+    raw.xgroup_create(STREAM, GROUP, ids[1])
+    raw.xdel(STREAM, ids[5])
+    counted = lag_module.run_many
+
+    async def kill(*_: object) -> list[object]:
+        return [error_reply("ERR Error running script: Script killed by user with SCRIPT KILL.")]
+
+    monkeypatch.setattr(lag_module, "run_many", kill)
+    with pytest.raises(ServerError):
+        await inspector.groups.info(STREAM, GROUP)
+    monkeypatch.setattr(lag_module, "run_many", counted)
+    assert (await inspector.groups.info(STREAM, GROUP)).lag.count == 7

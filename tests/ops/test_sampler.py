@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import redis
 
+import penstock.ops.sampler as sampler_module
 from penstock import StreamClient
-from penstock.errors import NotFound
+from penstock.errors import ConnectionLost, NotFound
 from penstock.ops import Inspector, Sampler
 from penstock.redis.embedded import EmbeddedServer
 from tests.ops.stage import GROUP, STREAM, add, read_as
@@ -98,3 +99,31 @@ async def test_a_server_that_is_away_gives_a_sample_with_an_error(
         server.kill()
         assert (await sampler.sample()).error
     assert len(sampler.samples) == 2
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_stream_without_a_group_has_an_inflow(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 10)
+    sampler = Sampler(inspector)
+    await sampler.sample()
+    add(raw, 100)
+    await sampler.sample()
+    assert sampler.points(STREAM)[-1].in_per_s > 0
+    assert sampler.samples[-1].in_per_s > 0
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("error", [ConnectionLost("the connection broke"), ValueError("a bug")])
+async def test_a_failure_at_any_point_gives_a_sample_with_an_error_and_the_next_one_is_taken(
+    inspector: Inspector, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fail(*_: object) -> list[int]:
+        raise error
+
+    sampler = Sampler(inspector, every_s=0.001)
+    with monkeypatch.context() as patched:
+        patched.setattr(sampler_module, "added_since", fail)
+        async with sampler:
+            assert await sampler.wait(60)
+            assert str(error) in sampler.samples[-1].error
+    assert not (await sampler.sample()).error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pytest
 import redis
 
+import penstock.ops.batches as batches_module
 from penstock import (
     DeadLetters,
     Protection,
@@ -15,8 +17,9 @@ from penstock import (
     StreamClient,
     StreamProducer,
 )
-from penstock.errors import ConfigurationError, NotFound
+from penstock.errors import ConfigurationError, NotFound, PermissionDenied, ServerBusy
 from penstock.ops import GroupKind, Inspector, Sampler, StreamKind
+from penstock.redis.translate import error_reply
 from penstock.serializers import MsgpackSerializer
 from penstock.tasks import RedisTaskQueue, Task
 from tests.ops.stage import GROUP, STREAM, add, give_up, read_as
@@ -291,3 +294,38 @@ async def test_no_stream_is_left_out_however_many_there_are(inspector: Inspector
     assert (overview.totals.streams, overview.totals.lag, overview.names) == (2_005, 1, 2_005)
     assert [(lag.stream, lag.count) for lag in await inspector.groups.lags()] == [("stream-2004", 1)]
     assert [each.stream for each in await inspector.queues.all()] == []
+
+
+@pytest.mark.every_server
+async def test_a_user_who_may_not_look_does_not_see_an_empty_server(redis_url: str, raw: redis.Redis) -> None:
+    add(raw, 1)
+    raw.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "+@all", "-evalsha")
+    try:
+        async with StreamClient.from_url(redis_url, username="limited", password="secret") as client:
+            inspector = Inspector(client)
+            for look in (inspector.overview, inspector.streams.page, inspector.dead_letters.streams):
+                with pytest.raises(PermissionDenied):
+                    await look()
+            raw.execute_command("ACL", "SETUSER", "limited", "+evalsha", "resetkeys", "~others*")
+            assert not (await inspector.streams.page()).items
+            with pytest.raises(PermissionDenied):
+                await inspector.streams.info(STREAM)
+            add(raw, 1, "others")
+            assert [stream.name for stream in (await inspector.streams.page()).items] == ["others"]
+    finally:
+        raw.execute_command("ACL", "DELUSER", "limited")
+
+
+@pytest.mark.parametrize("text", ["LOADING Redis is loading the dataset in memory", "BUSY Redis is busy"])
+async def test_a_server_that_answers_nothing_does_not_look_empty(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    add(raw, 1)
+
+    async def refuse(_: object, questions: Sequence[object]) -> list[object]:
+        return [error_reply(text)] * len(questions)
+
+    monkeypatch.setattr(batches_module, "read_many", refuse)
+    for look in (inspector.overview, inspector.dead_letters.streams, inspector.groups.lags):
+        with pytest.raises(ServerBusy):
+            await look()

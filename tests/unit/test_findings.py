@@ -184,34 +184,34 @@ def test_what_pins_a_stream_is_left_out_where_a_graver_finding_is_about_the_same
 
 def test_messages_that_nobody_reads_are_found() -> None:
     late = stream("orders", StreamKind.STREAM, group())
-    assert checks(findings.unread_by_anybody([late], [])) == [("no-consumer", Severity.ERROR)]
-    assert checks(findings.unread_by_anybody([late], [consumer(ConsumerState.DEAD)])) == [
+    assert checks(findings.without_live_consumers([late], [])) == [("no-consumer", Severity.ERROR)]
+    assert checks(findings.without_live_consumers([late], [consumer(ConsumerState.DEAD)])) == [
         ("no-consumer", Severity.ERROR)
     ]
-    assert findings.unread_by_anybody([late], [consumer(ConsumerState.IDLE)]) == []
-    assert findings.unread_by_anybody([stream("orders", StreamKind.STREAM, group(Lag(7, 10.0)))], []) == []
+    assert findings.without_live_consumers([late], [consumer(ConsumerState.IDLE)]) == []
+    assert findings.without_live_consumers([stream("orders", StreamKind.STREAM, group(Lag(7, 10.0)))], []) == []
 
 
 def test_a_position_that_does_not_move_is_mentioned_unless_only_consumers_can_move_it() -> None:
     position = replace(group(), kind=GroupKind.POSITION)
-    [finding] = findings.unread_by_anybody([stream("orders", StreamKind.STREAM, position)], [])
+    [finding] = findings.without_live_consumers([stream("orders", StreamKind.STREAM, position)], [])
     assert (finding.check, finding.severity) == ("no-consumer", Severity.INFO)
     assert "penstock group delete orders" in finding.fix
-    [finding] = findings.unread_by_anybody([stream("jobs.tasks", StreamKind.TASKS, position)], [])
+    [finding] = findings.without_live_consumers([stream("jobs.tasks", StreamKind.TASKS, position)], [])
     assert finding.severity is Severity.ERROR
     assert "group delete" not in finding.fix
 
 
 def test_tasks_of_a_kind_that_no_worker_knows_are_found() -> None:
     lane = stream("jobs.tasks.normal:kind=render", StreamKind.TASKS, group())
-    [finding] = findings.unread_by_anybody([lane], [])
+    [finding] = findings.without_live_consumers([lane], [])
     assert finding.check == "unknown-kind"
     assert "7 tasks of kind 'render'" in finding.what
 
 
 def test_tasks_that_require_what_no_worker_provides_are_found() -> None:
     lane = stream("jobs.tasks.low:requires=disk,gpu", StreamKind.TASKS, group())
-    [finding] = findings.unread_by_anybody([lane], [])
+    [finding] = findings.without_live_consumers([lane], [])
     assert (finding.check, finding.fix) == (
         "no-consumer",
         "start a worker with --capabilities disk,gpu, or cancel the tasks",
@@ -243,7 +243,7 @@ def test_every_check_says_what_to_do_and_where_to_read_about_it() -> None:
         *findings.short_locks("svc", [BalancedStream("svc", "a", "1-0", "one", 3_000, 1, 0)], 15_000),
         *findings.pinned(RetentionInfo("orders", StreamKind.STREAM, 50_000, 1, "1-0", 0, 0, True, (pin,))),
         *findings.consumer_findings([late], [consumer(ConsumerState.DEAD, pending=3)]),
-        *findings.unread_by_anybody([late, lane], []), *findings.unbounded_dead_letters([old], 3_000),
+        *findings.without_live_consumers([late, lane], []), *findings.unbounded_dead_letters([old], 3_000),
     ]  # fmt: skip
     known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', inspect.getsource(findings))) | {"unknown-kind", "no-consumer"}
     assert {finding.check for finding in found} == known
@@ -292,9 +292,9 @@ def test_a_stream_with_more_groups_than_are_looked_at_is_found() -> None:
     [
         ("86399999-5", None, ""),
         ("", None, ""),
-        ("864000000-0", Severity.WARNING, "its last id lies 10 days ahead"),
+        ("864000000-0", Severity.WARNING, "its last id is 10 days ahead"),
         (f"{2**64 - 1}-{2**64 - 1}", Severity.ERROR, "takes no more entries"),
-        (f"{2**64 - 1}-{2**64 - 2}", Severity.WARNING, "its last id lies"),
+        (f"{2**64 - 1}-{2**64 - 2}", Severity.WARNING, "its last id is"),
     ],
 )
 def test_ids_from_the_future_are_found(last_id: str, severity: Severity | None, what: str) -> None:

@@ -209,11 +209,11 @@ def errors_shown() -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        for line in getattr(error, "problems", (error,)):  # a pipeline has all its faults told at once
+        for line in getattr(error, "problems", (error,)):  # a pipeline reports all its problems at once
             shown.print_error(line)
         raise typer.Exit(code_of(error)) from None
     except BrokenPipeError:
-        raise  # whoever read the output has enough; Typer ends without a word
+        raise  # the reader of the pipe has ended; Typer exits silently
     except OSError as error:
         shown.print_error(error)
         raise typer.Exit(FAILED) from None

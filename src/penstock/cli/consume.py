@@ -87,7 +87,7 @@ async def _consume(
     async with StreamClient.from_url(url) as client:
         group = ConsumerGroup(client, stream, config.group)
         if burst:
-            await group.ensure()  # a consumer waits for a server that is away; whoever wants a burst is told
+            await group.ensure()  # a consumer waits for an unreachable server; a burst fails
         consumer = StreamConsumer(client, stream, config, **handles)
         if is_supervised:
             supervisor.at_end_of_parent(consumer.stop)

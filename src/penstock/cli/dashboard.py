@@ -38,7 +38,8 @@ def dashboard(
     from penstock.dashboard import create_app
     from penstock.dashboard.server import DashboardServer
 
-    if token is None and not _is_loopback(host):
+    is_new = token is None and not _is_loopback(host)
+    if is_new:
         token = secrets.token_urlsafe(24)
     app = create_app(
         server.url,
@@ -46,11 +47,12 @@ def dashboard(
         allowed_hosts=[*(allowed_host or ()), *([] if _is_any(host) else [host])],
         allow_actions=allow_actions,
     )
-    DashboardServer(app, host, port, lambda address: _announce(address, token, allow_actions)).run()
+    DashboardServer(app, host, port, lambda address: _announce(address, token, is_new, allow_actions)).run()
 
 
-def _announce(address: str, token: str | None, allow_actions: bool) -> None:
-    login = f"/login?token={token}" if token else "/"
+def _announce(address: str, token: str | None, is_new: bool, allow_actions: bool) -> None:
+    # Who chose the token knows it; printed, it would end up in the logs of services and containers.
+    login = f"/login?token={token}" if is_new else "/login" if token else "/"
     say(f"dashboard on {address}{login} ({'actions allowed' if allow_actions else 'read-only'})")
 
 

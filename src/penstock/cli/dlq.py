@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from penstock.cli.command import EVERYTHING, NOT_FOUND, Server, command, group, paged, the_one
-from penstock.cli.dlq_export import Format, as_row, export, payload_of
+from penstock.cli.dlq_export import Format, as_row, export
 from penstock.cli.options import (
     AsJson,
     DryRun,
@@ -38,6 +38,7 @@ from penstock.shown import to_json
 from penstock.sync.ops import Inspector
 
 _FEW = 20  # whole dead letters that are in memory together
+_NAMED = 3  # streams that a question names
 _SHORT, _WHOLE = 2_048, 64 << 20  # bytes of a value
 _LETTERS: Columns = {
     "id": "id",
@@ -161,6 +162,15 @@ def _chosen(
     return choice, missing
 
 
+def _as_of_now(inspector: Inspector, choice: Choice) -> Choice:
+    # What arrives while the question is open was neither counted nor confirmed.
+    return {stream: inspector.dead_letters.as_of_now(stream, matching) for stream, matching in choice.items()}
+
+
+def _of(choice: Choice) -> str:
+    return f" of {', '.join(choice)}" if len(choice) <= _NAMED else f" of {len(choice)} streams"
+
+
 def ls(
     server: Server,
     selection: DeadLetterChoice,
@@ -175,6 +185,9 @@ def ls(
             found = [inspector.dead_letters.failures(*each) for each in choice.items()]
             rows = sorted((each for some in found for each in some.groups), key=lambda each: -each.count)[:limit]
             print_rows(rows, _CAUSES, as_json=as_json, none="No dead letters.")
+            for stream, some in zip(choice, found, strict=True):
+                if not some.is_complete:
+                    say(f"{stream} has too many dead letters: the counts are of the newest {some.read:,} that match")
             return
         letters = list(_letters(inspector, choice, limit))
         total = sum(inspector.dead_letters.count(stream)[0] for stream in choice)
@@ -192,7 +205,7 @@ def show(server: Server, record: RecordId, of: Of = None, as_json: AsJson = Fals
     """Print everything about one dead letter."""
     with server.inspector() as inspector:
         stream, record_id = _by_id(inspector, _streams(inspector, of), record)
-        row = as_row(inspector.dead_letters.show(stream, record_id))
+        row = as_row(inspector.dead_letters.show(stream, record_id, max_value_bytes=_WHOLE))
     print_fields(row, as_json=as_json)
 
 
@@ -211,12 +224,13 @@ def redrive(
     """Return dead letters to where they came from; each moves in one atomic step."""
     with server.inspector() as inspector:
         choice, missing = _chosen(inspector, selection, ids)
+        choice = _as_of_now(inspector, choice)
         redrive_all = partial(_redrive, inspector, choice, limit, to=to, per_second=rate, max_redrives=max_redrives)
         counts = redrive_all(dry_run=True)
         counts["redriven"] = counts["matched"] - counts["refused"]
         if not dry_run:
             if counts["redriven"] > 1:
-                confirm(f"Redrive {counts['redriven']:,} dead letters?", yes=yes)
+                confirm(f"Redrive {counts['redriven']:,} dead letters{_of(choice)}?", yes=yes)
             counts = redrive_all(dry_run=False)
     told = f"{'would redrive' if dry_run else 'redrove'} {counts['redriven']:,} dead letters"
     if counts["refused"]:
@@ -251,7 +265,7 @@ def edit(
     """Redrive one dead letter with a changed payload."""
     with server.inspector() as inspector:
         stream, record_id = _by_id(inspector, _streams(inspector, of), record)
-        letter = inspector.dead_letters.show(stream, record_id)
+        letter = inspector.dead_letters.show(stream, record_id, max_value_bytes=_WHOLE)
         value = _json(payload) if payload is not None else _edited(letter)
         confirm(f"Redrive {record_id} with this payload: {to_json(value)[:200]}?", yes=yes)
         new_id = inspector.dead_letters.redrive_edited(stream, record_id, value, to=to)
@@ -266,12 +280,13 @@ def _json(text: str) -> Any:
 
 
 def _edited(letter: DeadLetterInfo) -> Any:
-    if letter.payload.value is None:
-        raise ConfigurationError(f"the payload of {letter.id} cannot be edited: {letter.payload.note}")
+    if not letter.is_editable:
+        note = letter.payload.note or "JSON cannot represent all its values"
+        raise ConfigurationError(f"the payload of {letter.id} cannot be edited: {note}; pass a new one with --payload")
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / "payload.json"
-        file.write_text(to_json(payload_of(letter), indent=2) + "\n")
+        file.write_text(to_json(letter.editable, indent=2) + "\n")
         if subprocess.run([*shlex.split(editor), str(file)], check=False).returncode:
             raise ConfigurationError(f"{editor} failed; nothing was changed")
         return _json(file.read_text())
@@ -289,11 +304,12 @@ def purge(
     """Permanently delete dead letters."""
     with server.inspector() as inspector:
         choice, missing = _chosen(inspector, selection, ids)
+        choice = _as_of_now(inspector, choice)
         counted = sum(inspector.dead_letters.count(*each)[0] for each in choice.items())
         purged = counted if limit is None else min(counted, limit)
         if not dry_run:
             if purged > 1:
-                confirm(f"Permanently delete {purged:,} dead letters?", yes=yes)
+                confirm(f"Permanently delete {purged:,} dead letters{_of(choice)}?", yes=yes)
             purged = _purge(inspector, choice, limit)
     told = f"{'would delete' if dry_run else 'deleted'} {purged:,} dead letters"
     _tell({"purged": purged, "dry_run": dry_run}, told, missing, as_json)

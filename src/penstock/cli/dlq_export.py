@@ -42,11 +42,8 @@ def as_row(letter: DeadLetterInfo) -> dict[str, Any]:
 
 def payload_of(letter: DeadLetterInfo) -> Any:
     """Return the payload of a message or task; what cannot be decoded is returned as bytes."""
-    value = letter.payload.value
-    if letter.task_id and isinstance(value, dict) and "payload" in value:
-        return value["payload"]
-    if value is not None:
-        return value
+    if letter.payload.value is not None:
+        return letter.editable
     return next((field.value for field in letter.fields if field.name == envelope.DATA), None)
 
 

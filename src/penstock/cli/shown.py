@@ -1,4 +1,4 @@
-"""How texts of others are printed: messages, names and errors may hold whatever somebody wrote to Redis.
+"""How texts of others are printed: messages, names and errors may contain anything.
 
 A terminal carries out control characters, and Rich carries out markup; neither may reach them from a message.
 """
@@ -152,7 +152,7 @@ def span(seconds: float | None) -> str | None:
 
 
 def span_ms(ms: float | None) -> str | None:
-    """Return a duration of so many ms for a table."""
+    """Return a duration in ms for a table."""
     return None if ms is None else duration(ms / 1000)
 
 

@@ -195,9 +195,15 @@ def tail(
 ) -> None:
     """Print the newest entries, then new ones as they arrive."""
     with server.inspector() as inspector:
-        last = inspector.streams.info(stream, memory=False).last_generated_id
-        newest = inspector.streams.entries(stream, end=last, limit=limit).items if limit else ()
-        _print_lines(reversed(newest), as_json)
+        last = inspector.streams.info(stream, memory=False).last_generated_id  # '' = the stream has huge entries
+        newest = list(
+            paged(
+                lambda count, cursor: inspector.streams.entries(stream, end=last or "+", limit=count, cursor=cursor),
+                limit if last else max(limit, 1),
+            )
+        )
+        last = last or (newest[0].id if newest else ids.ZERO)
+        _print_lines(reversed(newest[:limit]), as_json)
         while follow:
             for entry in inspector.streams.entries(stream, start=ids.after(last), newest_first=False, limit=100).items:
                 _print_lines(iter([entry]), as_json)

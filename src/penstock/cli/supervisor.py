@@ -19,12 +19,12 @@ from penstock.cli.shown import print_status, say
 from penstock.policy import doubling
 from penstock.shutdown import SignalWatch
 
-SUPERVISED = "PENSTOCK_SUPERVISED"  # tells a worker its number, and that it is to end with whoever started it
+SUPERVISED = "PENSTOCK_SUPERVISED"  # the number of a worker, which ends with its supervisor
 ENOUGH = 75  # the exit code of a supervised worker whose time is up: start another one
 _STDIN = 0
 _POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_STEADY_S = 30.0  # a process that lived so long begins with a short pause again
+_STEADY_S = 30.0  # uptime after which the next pause is short again
 _PATIENCE_S = 15.0  # beyond the grace that handlers have
 
 
@@ -64,7 +64,7 @@ class Child:
         elif code == ENOUGH:
             self.start_at_s = now
         elif self._is_burst and code > 0:
-            self.is_done = self.has_failed = True  # it has said why; whoever waits for the burst wants to know
+            self.is_done = self.has_failed = True  # it has printed why; the supervisor fails as well
         else:
             self._failures = 1 if now - self._started_s > _STEADY_S else self._failures + 1
             pause_s = doubling(_FIRST_PAUSE_S, self._failures, _LONGEST_PAUSE_S)
@@ -76,7 +76,7 @@ class Child:
         self.process = None
 
     def ask_to_end(self) -> None:
-        """Tell the process to end in order.
+        """Ask the process to shut down gracefully.
 
         Not by a signal, of which the second one kills: service managers send theirs to every process of a service.
         """
@@ -96,7 +96,7 @@ class Child:
 
 
 class Supervisor:
-    """Runs so many worker processes until it is told to end, or all of them have nothing left to do.
+    """Runs worker processes until it is asked to end, or all of them have nothing left to do.
 
     `tell` gets what happens in the ordinary course of things, `warn` what should not happen.
     """
@@ -232,6 +232,6 @@ def metrics_place(host: str, port: int | None) -> tuple[str, int] | None:
 
 @cache
 def supervised_number() -> int | None:
-    """Return which worker of its supervisor this process is; None if nobody supervises it."""
+    """Return which worker of its supervisor this process is; None if it is not supervised."""
     number = os.environ.pop(SUPERVISED, "")  # what a handler starts is no worker of the supervisor
     return int(number) if number.isdigit() else None

@@ -13,7 +13,7 @@ from penstock.tasks.handlers import Handlers
 
 
 def is_target(text: str) -> bool:
-    """Tell whether a text has the form module:name."""
+    """Return whether a text has the form module:name."""
     module, colon, name = text.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
 

@@ -91,7 +91,7 @@ async def _work(
 ) -> WorkerReport:
     async with make_task_queue(table) as opened:
         if options["burst"]:
-            await opened.pending_count()  # a worker waits for a server that is away; whoever wants a burst is told
+            await opened.pending_count()  # a worker waits for an unreachable server; a burst fails
         made = Worker(opened, loaded, **options)
         if is_supervised:
             supervisor.at_end_of_parent(made.stop)

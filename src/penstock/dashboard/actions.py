@@ -36,6 +36,7 @@ class Question:
     count: int
     options: tuple[Option, ...] = ()
     is_destructive: bool = False
+    fixed: tuple[tuple[str, str], ...] = ()  # parameters that are sent with the answer instead of those of the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +127,16 @@ async def _dead_letter(view: View) -> str:
 # --- dead letters ---------------------------------------------------------------------------------
 
 
+async def _counted(view: View, stream: str) -> tuple[int, bool, tuple[tuple[str, str], ...]]:
+    """Return how many dead letters match, whether that is all of them, and what excludes those that arrive later."""
+    letters = view.inspector.dead_letters
+    matching = await letters.as_of_now(stream, view.dead_letters())
+    return *await letters.count(stream, matching), (("until", str(matching.until_ms)),)
+
+
 async def _ask_redrive(view: View) -> Question:
-    stream, matching = view.needed("stream"), view.dead_letters()
-    count, is_all = await view.inspector.dead_letters.count(stream, matching)
+    stream = view.needed("stream")
+    count, is_all, fixed = await _counted(view, stream)
     return Question(
         f"Redrive {'' if is_all else 'more than '}{_some(count, 'dead letter')}",
         f"They return from {stream} to where they came from, oldest first, and are handled again. Those already "
@@ -140,6 +148,7 @@ async def _ask_redrive(view: View) -> Question:
             Option("rate", "Per second", "", "empty: as fast as possible"),
             Option("to", "To another stream", "", "empty: where they came from"),
         ),
+        fixed=fixed,
     )
 
 
@@ -190,8 +199,8 @@ async def _redrive_edited(view: View) -> str:
 
 
 async def _ask_purge(view: View) -> Question:
-    stream, matching = view.needed("stream"), view.dead_letters()
-    count, is_all = await view.inspector.dead_letters.count(stream, matching)
+    stream = view.needed("stream")
+    count, is_all, fixed = await _counted(view, stream)
     return Question(
         f"Delete {'' if is_all else 'more than '}{_some(count, 'dead letter')}",
         f"They are permanently deleted from {stream}, with their payloads. This cannot be undone.",
@@ -199,6 +208,7 @@ async def _ask_purge(view: View) -> Question:
         count,
         (Option("cap", "At most", str(min(max(count, 1), _USUAL_CAP))),),
         is_destructive=True,
+        fixed=fixed,
     )
 
 

@@ -138,11 +138,11 @@ class Dashboard:
         given = request.query_params.multi_items()
         view = self._view(given)
         question = await action.ask(view)
-        asked = {option.name for option in question.options}
+        replaced = {"back", *(option.name for option in question.options), *dict(question.fixed)}
         values = {
             "title": question.title, "section": "", "is_live": False, "done": None, "question": question,
             "action": request.path_params["action"], "back": self._local(request, view.text("back")),
-            "kept": [(name, value) for name, value in given if name not in asked | {"back"}],
+            "kept": [*((name, value) for name, value in given if name not in replaced), *question.fixed],
         }  # fmt: skip
         return self._html(request, "confirm.html", values)
 

@@ -69,7 +69,7 @@ class Audit:
 
 
 def _record(entry: Entry) -> Record:
-    # Whoever may write to the stream may have written anything.
+    # Any client may have written to the stream.
     told = entry.payload.value if isinstance(entry.payload.value, dict) else {}
     texts = {
         name: value if isinstance(value := told.get(name), str) else "" for name in ("event", "action", "who", "text")

@@ -1,4 +1,4 @@
-"""What is live: the one sampler of this process, and the feed by which browsers hear of its samples."""
+"""The sampler of this process, and the feed that sends its samples to browsers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from penstock.ops import Inspector, Overview, Sample, Sampler
 from penstock.shown import to_json
 
-_QUIET_S = 1.0  # after which a feed says that it is there, and looks whether it should end
+_QUIET_S = 1.0  # after which a feed sends a comment and checks whether it should end
 
 
 class Live:
-    """Samples for everybody who looks: however many browsers there are, the server is asked once."""
+    """One sampler for all browsers: however many there are, the server is sampled once."""
 
     def __init__(self, inspector: Inspector, every_s: float) -> None:
         self.sampler = Sampler(inspector, every_s=every_s)
@@ -20,7 +20,7 @@ class Live:
         self._is_started = self._is_ending = False
 
     async def start(self) -> None:
-        """Begin to sample, once; an application in which this one is mounted need not know about it."""
+        """Start sampling, once; also called by requests, because a mounted application gets no lifespan events."""
         async with self._starting:
             if not self._is_started:
                 self._is_started = True
@@ -35,7 +35,7 @@ class Live:
             await self.sampler.__aexit__(None, None, None)
 
     def end_feeds(self) -> None:
-        """Let every feed end soon: a server that shuts down waits for them."""
+        """End every feed soon: a server that shuts down waits for them."""
         self._is_ending = True
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -169,11 +169,7 @@ async def dead_letters(view: View) -> Values:
 async def dead_letter(view: View) -> Values:
     """Return one dead letter, with its traceback and its payload as it can be edited."""
     found = await view.inspector.dead_letters.show(view.needed("stream"), view.needed("id"), max_value_bytes=200_000)
-    value = found.payload.value
-    if found.task_kind and isinstance(value, Mapping):
-        value = value.get("payload")  # of a task, that is what can be edited
-    is_whole = not any(field.is_cut for field in found.fields)
-    is_editable = is_whole and found.payload.form in {"json", "msgpack", "text", "task"}
+    value, is_editable = found.editable, found.is_editable
     if isinstance(value, str) and not value.replace("\n", "").replace("\t", "").isprintable():
         is_editable = False  # a browser would send back something else
     return {"title": found.id, "letter": found, "is_editable": is_editable, "editable": value if is_editable else None}

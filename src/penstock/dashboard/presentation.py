@@ -77,7 +77,7 @@ def _cut(text: str) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int = 88, height: int = 20) -> Markup:
-    """Return a small line without axes; it repeats what a number beside it says, so readers of the screen skip it."""
+    """Return a small line without axes, hidden from screen readers because the table has the number, too."""
     known = [value or 0.0 for value in values]
     if len(known) < 2:
         return Markup("")

@@ -13,7 +13,7 @@ from penstock.lazy_imports import require
 require("uvicorn", "dashboard", "the dashboard")
 import uvicorn  # noqa: E402  the check above comes first
 
-_GRACE_S = 5  # for requests that run when the server is told to stop
+_GRACE_S = 5  # for running requests at shutdown
 
 
 class DashboardServer(uvicorn.Server):

@@ -99,7 +99,9 @@ class View:
         return self.moment_ms(name) or 0
 
     def dead_letters(self) -> DeadLetterFilter:
-        """Return which dead letters are meant."""
+        """Return which dead letters are meant; raise Refused for a selection without any."""
+        if self.text("selected") and not self.all("id"):
+            raise Refused(400, "Select at least one dead letter.")
         return DeadLetterFilter(
             ids=frozenset(self.all("id")),
             reason=self.text("reason") or None,

@@ -19,7 +19,7 @@ from penstock.redis.retry import Repeat
 
 _PAGE = 500
 _RELEASED = "released"  # the consumer under whose name a stream waits that was taken from its owner
-_LONG_IDLE_MS = 86_400_000  # as long as any consumer wants an entry to be idle before it claims it
+_LONG_IDLE_MS = 86_400_000  # longer than any consumer waits before it claims an entry
 _TRIES = 10
 
 
@@ -110,7 +110,7 @@ class Services:
     async def release(self, service: str, data_stream: str) -> str:
         """Take a data stream from its owner, so that another consumer takes it over; return who had it.
 
-        The owner is told that it has lost the stream, and what it says about it afterwards is refused.
+        The owner gets a notice that it has lost the stream; its later commands for the stream are rejected.
         """
         cursor = ""
         while True:
@@ -133,7 +133,7 @@ class Services:
         for _ in range(_TRIES):
             await client.run("ops/release", [keys.stream], args, Repeat.IDEMPOTENT)
             await client.run("balancer/unlock", [lock], [stream.owner, _RELEASED], Repeat.IDEMPOTENT)
-            # A heartbeat between the two steps, which lie on two nodes, takes the entry back.
+            # The steps run on two nodes: a heartbeat in between takes the entry back.
             [entry] = await commands.pending_of([stream.entry_id])
             if entry is None or entry.consumer != stream.owner:
                 return

@@ -1,4 +1,4 @@
-"""Which streams there are, and what each of them is."""
+"""The streams of a server, and what each of them is for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Look:
     last_id: str
     last_generated_id: str
     entries_added: int | None
-    are_dead_letters: bool  # its first and its last entry say so, whoever has written them
+    are_dead_letters: bool  # its first and its last entry say so; any client may have written them
     now_ms: int
     groups_count: int
     groups: tuple[GroupLook, ...]
@@ -74,6 +74,11 @@ def group_must_exist(stream: str, group: str) -> Iterator[None]:
         ) from None
 
 
+def missing_stream(name: str) -> NotFound:
+    """Return the error for a stream that does not exist."""
+    return NotFound(f"stream {name!r} does not exist; list streams with `penstock stream ls`")
+
+
 class Catalogue:
     """The streams of one server, found by SCAN in bounded steps, and remembered for `max_age_s`."""
 
@@ -83,7 +88,7 @@ class Catalogue:
         self._read_s = -float("inf")
 
     def keys(self, name: str) -> StreamKeys:
-        """Return the keys of a stream, whoever made it: names that Penstock would not give are accepted."""
+        """Return the keys of a stream; names that Penstock itself would not choose are accepted."""
         check_name("stream", name)
         return StreamKeys(f"{self._client.prefix}_{name}" if self._client.prefix else name)
 
@@ -106,7 +111,7 @@ class Catalogue:
         return [name for name in found if service_of(name)]
 
     async def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS) -> dict[str, Look]:
-        """Look at streams; those that are gone, or are no streams, are left out."""
+        """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
         return await self._look(names, [self.keys(name).stream for name in names], most_groups)
 
     async def look_at_services(self, names: Sequence[str]) -> dict[str, Look]:
@@ -156,7 +161,7 @@ def kind_of(look: Look, task_queues: Collection[str]) -> tuple[StreamKind, str]:
     source = source_of_dead_letters(name)
     if source:
         return StreamKind.DEAD_LETTERS, source
-    # Whoever may write to a stream may write what looks like a dead letter: a stream that consumers read has none.
+    # Any client can write entries that look like dead letters: a stream with consumers is not taken for one.
     if look.are_dead_letters and not any(group.consumers for group in look.groups):
         return StreamKind.DEAD_LETTERS, ""
     service = service_of(name)
@@ -194,7 +199,7 @@ def _can_be_named(name: str) -> bool:
     try:
         check_name("stream", name)
     except ConfigurationError:
-        return False  # of somebody else's: no line of a list could show it
+        return False  # not from Penstock: no list could show it
     return "\N{REPLACEMENT CHARACTER}" not in name  # no UTF-8
 
 

@@ -1,4 +1,4 @@
-"""What a dead letter tells: read from a record, compared with a filter, grouped by cause."""
+"""Dead letters: parsed from records, compared with a filter, grouped by cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.protection import Protection
 
 _LONGEST_NAME = 512
 _FRAME = re.compile(r'^  File "(?:[^"]*[/\\])?([^"/\\]+)", line \d+, in (.+)$', re.MULTILINE)
-# Ids, numbers and quoted values: they tell one message from another, not one cause.
+# Ids, numbers and quoted values: they differ between messages of one cause.
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NUMBERS = re.compile(r"\b(?:0x)?(?=[a-fA-F-]*\d)[0-9a-fA-F-]++(?!\w)|\b\d++")  # without a step back
 _LONGEST = 300
@@ -29,7 +29,7 @@ def fingerprint(reason: str, error: str, error_text: str, traceback: str) -> str
 
 
 def letter_of(stream: str, row: Row, protection: Protection | None) -> DeadLetterInfo:
-    """Read an entry of a stream of dead letters, whoever has written it."""
+    """Parse an entry of a dead-letter stream; any client may have written it."""
     fields = fields_of(row)
     by_name = {each.name: each for each in fields}
     record = dead_letter_record.parse(
@@ -61,9 +61,9 @@ def letter_of(stream: str, row: Row, protection: Protection | None) -> DeadLette
 
 
 def matches(letter: DeadLetterInfo, wanted: DeadLetterFilter) -> bool:
-    """Tell whether a dead letter is meant."""
+    """Return whether a filter selects a dead letter."""
     return (
-        (not wanted.ids or letter.id in wanted.ids or letter.task_id in wanted.ids)
+        (not wanted.ids or letter.id in wanted.ids or bool(letter.task_id and letter.task_id in wanted.ids))
         and wanted.reason in {None, letter.reason}
         and wanted.error in {None, letter.error}
         and wanted.kind in {None, letter.task_kind}

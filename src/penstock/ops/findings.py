@@ -32,7 +32,7 @@ from penstock.tasks.lanes import DEFAULT, Lane
 from penstock.units import count, duration
 
 _SKEW_S, _GREAT_SKEW_S = 1.0, 30.0
-_STUCK_S = 300.0  # an entry that is unread for so long, and nobody reads
+_STUCK_S = 300.0  # age of an unread entry in a group that no consumer reads
 _PINNED_S, _PINNED_ENTRIES = 86_400.0, 10_000
 _DAYS_AHEAD = 1.0  # of an id, before which it may be a clock that is wrong
 _DEAD_CONSUMERS = 100  # of one group: names of pods that are gone
@@ -149,7 +149,7 @@ def known_holes(server: ServerInfo) -> list[Finding]:
 
 
 def keyspace_events(server: ServerInfo, services: Sequence[ServiceInfo]) -> list[Finding]:
-    """Return whether consumers of balanced services are told when a lock runs out."""
+    """Report servers that do not notify consumers of balanced services when a lock expires."""
     events = server.keyspace_events
     if not services or events is None:
         return []
@@ -165,7 +165,7 @@ def keyspace_events(server: ServerInfo, services: Sequence[ServiceInfo]) -> list
 
 
 def open_server(user: str, flags: Iterable[bytes]) -> list[Finding]:
-    """Return whether anybody who reaches the server may use it."""
+    """Report a default user without a password."""
     if user != "default" or b"nopass" not in set(flags):
         return []
     return [
@@ -232,13 +232,13 @@ def short_locks(service: str, owned: Sequence[BalancedStream], failover_ms: int)
 
 
 def pinned(info: RetentionInfo) -> list[Finding]:
-    """Return the groups that keep a stream from being trimmed though nobody reads through them, or hardly."""
+    """Report groups that are dead or far behind and keep a stream from being trimmed."""
     found = []
     for pin in info.pins:
         is_old = pin.is_lowest and pin.age_s > _PINNED_S and info.length > _PINNED_ENTRIES
         if (pin.is_dead and pin.is_lowest and pin.age_s > _STUCK_S) or is_old:
             why = "all its consumers are dead" if pin.is_dead else f"it is {duration(pin.age_s)} behind"
-            # The group of a queue or a service is where its messages wait: nobody should delete it.
+            # The group of a queue or a service holds its waiting messages: never suggest deleting it.
             delete = f", or {command_line('group delete', info.stream, pin.group)}"
             is_of_queue = info.kind in {StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE}
             found.append(
@@ -252,14 +252,14 @@ def pinned(info: RetentionInfo) -> list[Finding]:
 
 
 def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings without those that say of a group what a graver one says already: that nobody works on it."""
+    """Leave out `pinned` findings of groups for which an error already says that no consumer works on them."""
     about_groups = {"dead-consumers", "no-consumer", "unknown-kind"}
     told = {each.where for each in findings if each.severity is Severity.ERROR and each.check in about_groups}
     return [finding for finding in findings if finding.check != "pinned" or finding.where not in told]
 
 
 def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
-    """Return groups in which dead consumers hold messages that nobody recovers, or in which their names pile up."""
+    """Report groups in which dead consumers hold messages that no consumer recovers, or pile up."""
     groups = {(info.name, each.name): each for info in streams for each in info.groups}
     by_group: dict[tuple[str, str], list[Consumer]] = {}
     for consumer in consumers:
@@ -319,7 +319,7 @@ def many_groups(streams: Sequence[StreamInfo]) -> list[Finding]:
 
 
 def foreign_ids(streams: Sequence[StreamInfo], now_ms: int) -> list[Finding]:
-    """Return streams to which somebody added an entry with an id from the future: the server goes on from there."""
+    """Report streams with an id from the future: the server continues from there."""
     found = []
     for each in streams:
         last_ms = ids.parse(each.last_generated_id)[0] if each.last_generated_id else 0
@@ -329,7 +329,7 @@ def foreign_ids(streams: Sequence[StreamInfo], now_ms: int) -> list[Finding]:
         is_closed = ids.after(each.last_generated_id) == each.last_generated_id
         what = "takes no more entries: its last id is the greatest that there is"
         if not is_closed:
-            what = f"its last id lies {days:,.0f} days ahead, and so do all that follow: their ages are unknown"
+            what = f"its last id is {days:,.0f} days ahead, and so are all that follow: their ages are unknown"
         found.append(
             Finding(
                 "foreign-ids", Severity.ERROR if is_closed else Severity.WARNING, f"stream {each.name}", what,
@@ -341,7 +341,7 @@ def foreign_ids(streams: Sequence[StreamInfo], now_ms: int) -> list[Finding]:
     return found
 
 
-def unread_by_anybody(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
+def without_live_consumers(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
     """Return groups whose messages wait while no consumer is alive; of tasks, what no worker can do.
 
     A group without consumers may mark how far a Spark query has come, which may run once a day: that is only mentioned.
@@ -380,7 +380,7 @@ def _lane_of(stream: StreamInfo) -> Lane:
 
 
 def unbounded_dead_letters(found: Sequence[DeadLetterStreamInfo], now_ms: int) -> list[Finding]:
-    """Return streams of dead letters that nobody looks at: many, or old."""
+    """Report dead-letter streams with many or old entries."""
     findings = []
     for each in found:
         age_s = (now_ms - ids.parse(each.first_id)[0]) / 1000 if each.first_id else 0.0

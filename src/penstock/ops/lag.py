@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import ids
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ServerError
 from penstock.model import Lag
 from penstock.ops.batches import run_many
 from penstock.ops.catalogue import GroupLook, Look
@@ -18,7 +18,7 @@ from penstock.redis.client import StreamClient
 
 _FEW = 200  # entries that are counted from each end first: enough for most groups
 _MANY = 2_000  # that one script counts
-_TOGETHER = 4  # scripts that count many, in one write: nobody else is served in between
+_TOGETHER = 4  # scripts that count many, in one write: the server serves no other client in between
 LIST_STEPS = 20  # scripts beyond the first ones that a list of lags takes: some tens of milliseconds
 VERDICT_STEPS = 500  # that a verdict takes, for which a bound is not enough: about a second
 
@@ -42,7 +42,7 @@ class Rates:
 
 
 def rates(before: GroupPosition, after: GroupPosition) -> Rates | None:
-    """Return the rates between two moments; None = no time lies between them, or the stream began anew."""
+    """Return the rates between two moments; None = no time passed, or the stream was recreated."""
     passed_s = after.at_s - before.at_s
     added = after.added - before.added
     if passed_s <= 0 or added < 0:
@@ -77,7 +77,7 @@ async def measure(
 ) -> list[Lag]:
     """Return the lags of many groups, each with the key of its stream, in few round trips.
 
-    Where neither the counters are certain nor so many steps reach an end of the stream, the lag is an upper bound.
+    If the counters are not certain and `steps` do not reach an end of the stream, the lag is an upper bound.
     """
     known = [certain(look, group) for _, look, group in groups]
     counts = {
@@ -126,7 +126,7 @@ class _Count:
 
     def __init__(self, key: str, position: str) -> None:
         self.key, self.position = key, position
-        self.after, self.before = ids.after(position), "-"  # where to go on; '' = the end is reached
+        self.after, self.before = ids.after(position), "-"  # where to continue; '' = the end is reached
         self.behind = self.ahead = self.length = 0
         self.first = ""  # unread entry
 
@@ -155,18 +155,21 @@ async def _advance(client: StreamClient, counts: Sequence[_Count], most: int) ->
 class _LagStep:
     count: int
     first: str
-    further: str  # where to go on; '' = the range has ended
+    further: str  # where to continue; '' = the range has ended
     length: int
 
 
 async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int) -> list[_LagStep]:
     replies = await run_many(client, "streams/count_range", [([key], [start, end, most]) for key, start, end in ranges])
-    return [
-        _LagStep(0, "", "", 0)
-        if isinstance(reply, PenstockError)
-        else _LagStep(int(reply[0]), reply[1].decode(), reply[2].decode(), int(reply[3]))
-        for reply in replies
-    ]
+    found: list[_LagStep] = []
+    for reply in replies:
+        if isinstance(reply, ServerError):  # about the script, such as that it was killed: nothing was counted
+            raise reply
+        if isinstance(reply, PenstockError):
+            found.append(_LagStep(0, "", "", 0))  # the key is no stream any more
+        else:
+            found.append(_LagStep(int(reply[0]), reply[1].decode(), reply[2].decode(), int(reply[3])))
+    return found
 
 
 async def added_since(client: StreamClient, streams: Sequence[tuple[str, str]]) -> list[int]:

@@ -71,8 +71,8 @@ def _counters(name: str, text: str, labels: Sequence[str], rows: Rows, most: int
 
 
 def _bounded(rows: Rows, most: int, combine: Combine = sum) -> list[tuple[Sequence[str], float]]:
-    # Names are whatever somebody wrote: a label for each would be more than a Prometheus wants, and names that are no
-    # text may look the same, of which it takes none but the first.
+    # Clients choose the names: Prometheus should not get a label for each, and would drop all but the first of those
+    # that look the same because they are not UTF-8.
     found: dict[tuple[str, ...], list[float]] = {}
     for labels, number in rows:
         shared = tuple(labels) if tuple(labels) in found or len(found) < most else (OTHER,) * len(labels)

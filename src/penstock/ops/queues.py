@@ -20,7 +20,7 @@ class MessageQueues:
         self._client, self._catalogue, self._streams = client, catalogue, streams
 
     async def all(self, match: str = "*") -> list[QueueInfo]:
-        """Return all message queues that somebody has read from, by name."""
+        """Return all message queues that have been read from, by name."""
         streams, _, _ = await self._streams.overview(match)
         return [await self._numbers(stream) for stream in streams if stream.kind is StreamKind.QUEUE]
 

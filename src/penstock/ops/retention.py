@@ -1,4 +1,4 @@
-"""Retention: who pins a stream's memory, what could go, and trimming that takes nothing from a group."""
+"""Retention: who pins a stream's memory, what can be trimmed, and trimming that never takes entries from a group."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from penstock import ids
 from penstock.delivery.janitor import count_after
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import PenstockError
 from penstock.number_checks import check_number
 from penstock.ops.batches import ask
-from penstock.ops.catalogue import Catalogue, GroupLook, Look, kind_of
+from penstock.ops.catalogue import Catalogue, GroupLook, Look, kind_of, missing_stream
 from penstock.ops.groups import consumers_of
 from penstock.ops.lag import measure
 from penstock.ops.model import (
@@ -40,7 +40,7 @@ class Retention:
         """Return who pins a stream and what could go, counted; raise NotFound if there is no such stream."""
         looks = await self._catalogue.look([stream], _MANY_GROUPS)
         if stream not in looks:
-            raise NotFound(f"stream {stream!r} does not exist; list streams with `penstock stream ls`")
+            raise missing_stream(stream)
         [found] = await self._described([looks[stream]])
         return found
 
@@ -59,7 +59,7 @@ class Retention:
         groups = [(key, look, group) for key, look in zip(keys, looks, strict=True) for group in look.groups]
         lags = iter(await measure(client, groups))
         floors = [floor_of(look) for look in looks]
-        # What is finished lies before the floor: counted as if a group had read up to there.
+        # Entries before the floor are finished: count them as if a group had read up to there.
         marks = [
             (key, look, _read_up_to(look, floor)) for key, look, floor in zip(keys, looks, floors, strict=True) if floor
         ]

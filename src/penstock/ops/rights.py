@@ -1,6 +1,6 @@
 """What each role needs of a server: commands, keys and channels, as rules of its access control list.
 
-The commands of scripts are read from the scripts themselves: they run with the rights of whoever calls them.
+The commands of scripts are read from the scripts themselves: they run with the rights of the caller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CALL = re.compile(r"call\(\s*'([A-Z]+)'(?:\s*,\s*'([A-Z]+)')?")
 _CONTAINERS = ("XGROUP", "XINFO", "MEMORY")
 _SCRIPTS = ("EVALSHA", "EVAL", "SCRIPT LOAD")
 _CONNECTING = ("PING", "SELECT", "CLIENT ID", "CLIENT SETNAME", "CLIENT SETINFO")
-_AS_OLD_AS = {"CLIENT SETINFO": "WAITAOF"}  # servers tell of commands which they know, not always of subcommands
+_AS_OLD_AS = {"CLIENT SETINFO": "WAITAOF"}  # servers list the commands that they know, but not always subcommands
 _IN_A_CLUSTER = ("CLUSTER SLOTS", "CLUSTER NODES", "ASKING")
 _LOOKING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
@@ -70,7 +70,7 @@ class Rights:
     def rules(self, known: Iterable[str]) -> list[str]:
         """Return the rules in the order in which ACL SETUSER takes them, for a server that knows these commands.
 
-        Passwords are left as they are: a new user has none, and nobody can log in before it is given one.
+        Passwords do not change: a new user has none and cannot log in until one is set.
         """
         there = {name.upper() for name in known}
         allowed = sorted(name for name in self.commands if _AS_OLD_AS.get(name, name.partition(" ")[0]) in there)
@@ -83,7 +83,7 @@ class Rights:
 
     @property
     def asked(self) -> list[str]:
-        """The commands of which a server must say whether it knows them."""
+        """The commands to look up on the server, which may not know them."""
         return sorted({_AS_OLD_AS.get(name, name.partition(" ")[0]) for name in self.commands})
 
 
@@ -129,7 +129,7 @@ _FOLDERS: dict[RoleName, tuple[str, ...]] = {
 
 
 def _uses(role: RoleName, name: str) -> bool:
-    """Tell whether a role calls a script."""
+    """Return whether a role calls a script."""
     if role is RoleName.PRODUCER:
         return name == "streams/publish"
     return name.partition("/")[0] in _FOLDERS[role] and not name.startswith("queue/import_")

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Self
 
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import NotFound, PenstockError, summary_of
 from penstock.number_checks import check_number, check_seconds
 from penstock.ops.condition import StreamCondition, condition_of
 from penstock.ops.groups import group_lag, reader_positions
@@ -27,7 +27,7 @@ from penstock.ops.model import (
 from penstock.runtime.aio import Flag, TaskGroup
 
 logger = logging.getLogger("penstock.ops")
-_SHARE = 50  # a sample that took a second is followed by so many seconds of peace: a fiftieth of the server at most
+_SHARE = 50  # seconds of pause for each second that a sample took: at most 2% of the server's time
 _SHORT = 5  # points over which a rate is taken: from one to the next it would jump
 _COMMITS = 10  # of one reader by ids that are kept
 
@@ -81,15 +81,15 @@ class Sampler:
             await self._stopped.wait(max(self._every_s - took_s, _SHARE * took_s))
 
     async def sample(self) -> Sample:
-        """Take one sample now; a server that is away gives one with an error."""
+        """Take one sample now; if that fails, the sample holds the error."""
         try:
-            found = await self._inspector.overview(self._match)
-        except PenstockError as error:
+            sample = await self._record(await self._inspector.overview(self._match))
+        except Exception as error:  # readers would take the old numbers for current ones if sampling ended here
+            is_expected = isinstance(error, PenstockError)
             if not self._samples or not self._samples[-1].error:  # once for each outage
-                logger.warning("cannot take a sample: %s", error)
-            sample = Sample(time.time_ns() // 1_000_000, Totals(), error=str(error))
-        else:
-            sample = await self._record(found)
+                logger.warning("cannot take a sample: %s", error, exc_info=not is_expected)
+            text = str(error) if is_expected else summary_of(error)
+            sample = Sample(time.time_ns() // 1_000_000, Totals(), error=text)
         self._samples.append(sample)
         self._sampled.set()
         return sample
@@ -166,7 +166,7 @@ class Sampler:
     async def _record(self, found: Overview) -> Sample:
         added = await self._added_by_stream(found)
         names = {stream.name for stream in found.streams}
-        groups = {(stream.name, group.name) for stream in found.streams for group in stream.groups}
+        groups = {(stream.name, name) for stream in found.streams for name in _groups_of(stream)}
         self._points = {name: kept for name, kept in self._points.items() if name in names}
         self._positions = {place: kept for place, kept in self._positions.items() if place in groups}
         in_per_s = out_per_s = 0.0
@@ -196,9 +196,8 @@ class Sampler:
         self._commits = {place: kept for place, kept in self._commits.items() if place in reached}
 
     def _point(self, at_ms: int, stream: StreamInfo, added: int) -> StreamPoint:
-        # A stream without a group has an inflow as well: its own position, under no name.
         in_per_s, out_per_s = 0.0, 0.0
-        for name, lag in [("", 0), *((group.name, group.lag.count) for group in stream.groups)]:
+        for name, lag in _groups_of(stream).items():
             seen = self._positions.setdefault((stream.name, name), deque(maxlen=_SHORT))
             if seen and seen[-1].added > added:
                 seen.clear()  # the stream was deleted and begun anew
@@ -225,3 +224,8 @@ class Sampler:
             for stream, (before, so_far), new in zip(uncounted, known, more, strict=True)
         }
         return added | {name: so_far for name, (_, so_far) in self._added.items()}
+
+
+def _groups_of(stream: StreamInfo) -> dict[str, int]:
+    """Return the lags of the groups; the name "" stands for the stream itself, which has an inflow without a group."""
+    return {"": 0, **{group.name: group.lag.count for group in stream.groups}}

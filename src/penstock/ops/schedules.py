@@ -16,11 +16,11 @@ from penstock.tasks.redis_queue import RedisTaskQueue
 
 _CRON = "cron."
 _NO_TASK = (1 << 62, "")  # after all others
-_SCANNED, _SCANS = 1_000, 100  # scheduled tasks in one step, and steps, in which schedules are looked for
+_SCANNED, _SCANS = 1_000, 100  # scheduled tasks per step, and steps, when searching for schedules
 
 
 class Schedules:
-    """The schedules of the task queues of one server, as their next tasks tell: rules live in the workers' code."""
+    """The schedules of the task queues of one server, derived from their next tasks; workers' code has the rules."""
 
     def __init__(self, client: StreamClient, tasks: TaskQueues) -> None:
         self._client, self._tasks = client, tasks
@@ -91,7 +91,7 @@ class Schedules:
         return bool(await self._client.call(key, "HDEL", key, name, repeat=Repeat.IDEMPOTENT))
 
     async def run(self, queue: str, name: str) -> str:
-        """Add the task of a schedule now, paused or not, beside the one that waits for its time; return its id."""
+        """Add the task of a schedule now, paused or not, in addition to the next one; return its id."""
         schedule = await self._one(queue, name)
         info = await self._tasks.status(queue, schedule.next_task_id) if schedule.next_task_id else None
         if info is None or info.state is TaskState.UNKNOWN:

@@ -28,7 +28,7 @@ class Servers:
         return tuple([await _server_info(connection) for connection in await self._client.to_masters()])
 
     async def failover_ms(self) -> int | None:
-        """Return how long a master is silent before another takes its place; None = nobody says, or none does."""
+        """Return how long a master must be silent before a failover; None = unknown, or there is no failover."""
         if self._client.is_cluster:
             [connection, *_] = await self._client.to_masters()
             [timeout] = await connection.pipeline([("CONFIG", "GET", "cluster-node-timeout")])

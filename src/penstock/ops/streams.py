@@ -1,4 +1,4 @@
-"""Streams: which there are, what is in them, and everything at once."""
+"""Streams: lists, entries, and the overview of everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.ops.batches import ask, number_or
-from penstock.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of
+from penstock.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of, missing_stream
 from penstock.ops.entries import EntryRange, read_entries, read_entry
 from penstock.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
@@ -23,7 +23,8 @@ from penstock.redis.client import StreamClient
 
 ARCHIVE_GROUP = "penstock-archive"
 _SAMPLES = 5
-_SILENT_MS, _LOOKED_AT = 10_000, 50  # from when on, and among how many pending messages, those that wait are told apart
+_SILENT_MS = 10_000  # idle time beyond which pending messages are checked for retries
+_LOOKED_AT = 50  # oldest pending messages of a group that are checked
 
 Bound = str | int | datetime  # an id, a time in ms, or a time
 
@@ -63,12 +64,10 @@ class Streams:
         """Return one stream and its groups, with the memory that it takes; raise NotFound if there is none."""
         found = await self.look([name], await self._catalogue.task_queues([name]))
         if not found:
-            raise self._missing(name)
+            key = self._catalogue.keys(name).stream
+            await self._client.call(key, "EXISTS", key)  # raises PermissionDenied if the user may not read it
+            raise missing_stream(name)
         return replace(found[0], memory_bytes=await self.memory(name)) if memory else found[0]
-
-    @staticmethod
-    def _missing(name: str) -> NotFound:
-        return NotFound(f"stream {name!r} does not exist; list streams with `penstock stream ls`")
 
     async def memory(self, name: str) -> int | None:
         """Return the bytes that a stream takes, estimated by the server; None = the user may not ask."""
@@ -79,7 +78,7 @@ class Streams:
     async def look(
         self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS
     ) -> list[StreamInfo]:
-        """Return the streams of these names that there are; each hundred takes a few round trips."""
+        """Return those streams that exist; each hundred takes a few round trips."""
         looks = list((await self._catalogue.look(names)).values())
         groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
         lags = await measure(self._client, groups, lag_steps)
@@ -104,9 +103,9 @@ class Streams:
         return found
 
     async def _silence(self, groups: Sequence[tuple[str, Look, GroupLook]], retries: Sequence[int]) -> list[_Silence]:
-        """Return of each group the pending message that was left alone for longest.
+        """Return, for each group, the pending message that has been idle the longest.
 
-        Nobody renews a message that waits for its next run: it is left alone from the moment on at which it is due.
+        A message that waits for a retry is not renewed: its idle time starts when it is due.
         """
         found = [_Silence(group.oldest_pending_id, group.oldest_pending_idle_ms) for _, _, group in groups]
         doubtful = [place for place, count in enumerate(retries) if count and found[place].ms > _SILENT_MS]
@@ -144,7 +143,7 @@ class Streams:
     async def overview(
         self, match: str = "*", *, limit: int | None = None, count_lags: bool = False
     ) -> tuple[list[StreamInfo], Totals, int]:
-        """Return the streams, up to `limit` of them, their sums, and how many streams there are.
+        """Return the streams, up to `limit` of them, their sums, and the number of streams.
 
         With `count_lags` lags are counted for about a second, for a verdict; else those that take long are bounds.
         """
@@ -181,7 +180,7 @@ class Streams:
         wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(text))
         rows, further = await read_entries(self._client, key, wanted)
         if not rows and not further and not await self._client.call(key, "EXISTS", key):
-            raise self._missing(name)
+            raise missing_stream(name)
         return Page(tuple(self._entry(name, key, row) for row in rows), further)
 
     async def entry(self, name: str, entry_id: str, *, max_value_bytes: int = 1 << 20) -> Entry:
@@ -190,7 +189,7 @@ class Streams:
         key = self._catalogue.keys(name).stream
         row = await read_entry(self._client, key, checked_id(entry_id), max_value_bytes)
         if row is None and not await self._client.call(key, "EXISTS", key):
-            raise self._missing(name)
+            raise missing_stream(name)
         if row is None:
             raise NotFound(f"stream {name!r} has no entry {entry_id}: it was deleted or trimmed, or never existed")
         return self._entry(name, key, row)
@@ -251,7 +250,7 @@ _NO_WORK = {StreamKind.DEAD_LETTERS, StreamKind.RESULTS, StreamKind.QUEUE_LOG}
 
 
 class _Silence(NamedTuple):
-    """How long a pending message was left alone."""
+    """How long a pending message has been idle."""
 
     message_id: str
     ms: int
@@ -269,7 +268,7 @@ def _group_info(look: Look, group: GroupLook, lag: Lag, retries: int, silence: _
 
 
 def group_kind(group: GroupLook) -> GroupKind:
-    """Return who reads through a group; one that nobody ever read through shows how far a reader by ids has come."""
+    """Return who reads through a group; one that never had a consumer marks the position of a reader by ids."""
     if group.name == ARCHIVE_GROUP or group.name.startswith(f"{ARCHIVE_GROUP}-"):
         return GroupKind.ARCHIVE
     is_position = not group.consumers and not group.pending and group.last_delivered_id != ids.ZERO

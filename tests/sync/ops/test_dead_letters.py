@@ -9,8 +9,10 @@ import msgspec
 import pytest
 import redis
 
+import penstock.sync.ops.dead_letters as dead_letters_module
 from penstock.errors import ConfigurationError, NotFound
 from penstock.ops.failures import fingerprint
+from penstock.serializers import MsgpackSerializer
 from penstock.sync import DeadLetters, Protection, RedisMessageQueue, StreamClient, StreamProducer
 from penstock.sync.ops import DeadLetterFilter, Inspector, StreamKind
 from penstock.sync.tasks import RedisTaskQueue, Task
@@ -282,6 +284,60 @@ def test_those_that_match_are_purged(client: StreamClient, inspector: Inspector)
     assert inspector.dead_letters.purge(STREAM, DeadLetterFilter(text="is odd"), limit=2) == 2
     assert inspector.dead_letters.purge(STREAM) == 4
     assert DeadLetters(client, STREAM).count() == 0
+
+
+def test_what_arrives_after_a_count_is_not_purged_or_redriven(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    give_up(client, [1, 2])
+    newest = (inspector.dead_letters.page(STREAM)).items[0].id
+    matching = inspector.dead_letters.as_of_now(STREAM)
+    later = f"{int(newest.partition('-')[0]) + 1}-0"
+    raw.xadd(DEAD_LETTERS, {"data": "3", "dlq_reason": "fatal"}, id=later)
+    assert inspector.dead_letters.count(STREAM, matching) == (2, True)
+    assert (inspector.dead_letters.redrive(STREAM, matching, limit=1)).redriven == 1
+    assert inspector.dead_letters.purge(STREAM, matching) == 1
+    assert [letter.id for letter in (inspector.dead_letters.page(STREAM)).items] == [later]
+    chosen = DeadLetterFilter(ids=frozenset({later}))
+    assert inspector.dead_letters.as_of_now(STREAM, chosen) == chosen
+
+
+def test_an_empty_id_is_that_of_no_dead_letter(client: StreamClient, inspector: Inspector) -> None:
+    give_up(client, [1])
+    with pytest.raises(NotFound):
+        inspector.dead_letters.show(STREAM, "")
+    assert inspector.dead_letters.purge(STREAM, DeadLetterFilter(ids=frozenset({""}))) == 0
+
+
+def test_causes_are_looked_for_among_the_newest_whatever_matches(
+    client: StreamClient, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_up(client, list(range(20)))
+    monkeypatch.setattr(dead_letters_module, "_PAGE", 2)
+    found = inspector.dead_letters.failures(STREAM, DeadLetterFilter(reason="no such reason"), most=10)
+    assert (found.groups, found.read, found.is_complete) == ((), 0, False)
+    found = inspector.dead_letters.failures(STREAM, DeadLetterFilter(text="is odd"), most=10)
+    assert (found.read, found.is_complete) == (10, False)
+
+
+@pytest.mark.parametrize(
+    ("payload", "is_editable"),
+    [
+        (b'{"order": 1, "note": "\xc3\xa9", "deep": [null, 1.5, 12345678901234567890123]}', True),
+        (b"text", True),
+        (MsgpackSerializer().encode({"order": 1}), True),
+        (MsgpackSerializer().encode({"order": 1, "blob": b"\x00\xff"}), False),
+        (MsgpackSerializer().encode({1: "a key that is a number"}), False),
+        (b"\xff\xfe", False),
+        (b'"' + b"x" * 3_000 + b'"', False),
+    ],
+)
+def test_a_payload_is_editable_if_json_can_represent_all_of_it(
+    inspector: Inspector, raw: redis.Redis, payload: bytes, is_editable: bool
+) -> None:
+    raw.xadd(DEAD_LETTERS, {"data": payload, "dlq_reason": "fatal"})
+    [letter] = (inspector.dead_letters.page(STREAM)).items
+    assert letter.is_editable == is_editable
 
 
 def test_a_hostile_record_is_shown_and_harms_nobody(inspector: Inspector, raw: redis.Redis) -> None:

@@ -9,11 +9,13 @@ import time
 import pytest
 import redis
 
+import penstock.sync.ops.groups as groups_module
 import penstock.sync.ops.lag as lag_module
 import penstock.sync.ops.streams as streams_module
-from penstock.errors import NotFound
+from penstock.errors import NotFound, ServerError
+from penstock.redis.translate import error_reply
 from penstock.sync import Lag, StreamClient
-from penstock.sync.ops import Inspector
+from penstock.sync.ops import GroupInfo, Inspector
 from penstock.sync.ops.lag import LIST_STEPS, GroupPosition, Rates, drain_s, rates
 from tests.helpers.commandstats import calls
 from tests.helpers.round_trips import count_round_trips
@@ -159,6 +161,47 @@ def test_rates_come_from_two_samples(inspector: Inspector, raw: redis.Redis, cli
     assert (lag.count, lag.in_per_s, lag.out_per_s, lag.drain_s) == (6, 0, 0, None)
 
 
+def test_a_fast_inflow_is_counted_whole(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(raw, 1)
+    read_as(raw, "someone", 1)
+
+    def pause(_: float) -> None:
+        add(raw, 1_000)
+
+    monkeypatch.setattr(groups_module, "pause", pause)
+    monkeypatch.setattr(lag_module, "_MANY", 100)
+    lag = inspector.groups.lag(STREAM, GROUP, over_s=1)
+    assert (lag.count, lag.out_per_s, lag.drain_s) == (1_000, 0, None)
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_stream_with_huge_entries_has_a_lag_without_rates(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 2, data=b"x" * 3_000_000)
+    read_as(raw, "someone", 1)
+    lag = inspector.groups.lag(STREAM, GROUP, over_s=0.01)
+    assert (lag.count, lag.in_per_s) == (1, None)
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_stream_that_is_deleted_between_two_samples_is_not_found(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(raw, 1)
+    read_as(raw, "someone", 1)
+    counted = inspector.groups.info
+
+    def info(stream: str, group: str) -> GroupInfo:
+        found = counted(stream, group)
+        raw.delete(STREAM)
+        return found
+
+    monkeypatch.setattr(inspector.groups, "info", info)
+    with pytest.raises(NotFound):
+        inspector.groups.lag(STREAM, GROUP, over_s=0.01)
+
+
 @pytest.mark.usefixtures("default_server")
 def test_the_lags_of_many_streams_take_few_round_trips(
     client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
@@ -210,3 +253,21 @@ def test_without_time_or_with_a_new_stream_there_is_no_rate(after: GroupPosition
 
 def test_nothing_unread_is_drained_already() -> None:
     assert drain_s(0, 5.0, 0.0) == 0.0
+
+
+def test_a_count_that_was_killed_is_no_lag_of_zero(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = add(raw, 10)
+    raw.xgroup_create(STREAM, GROUP, ids[1])
+    raw.xdel(STREAM, ids[5])
+    counted = lag_module.run_many
+
+    def kill(*_: object) -> list[object]:
+        return [error_reply("ERR Error running script: Script killed by user with SCRIPT KILL.")]
+
+    monkeypatch.setattr(lag_module, "run_many", kill)
+    with pytest.raises(ServerError):
+        inspector.groups.info(STREAM, GROUP)
+    monkeypatch.setattr(lag_module, "run_many", counted)
+    assert (inspector.groups.info(STREAM, GROUP)).lag.count == 7

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from penstock.errors import NotFound
+import penstock.sync.ops.sampler as sampler_module
+from penstock.errors import ConnectionLost, NotFound
 from penstock.redis.embedded import EmbeddedServer
 from penstock.sync import StreamClient
 from penstock.sync.ops import Inspector, Sampler
@@ -99,3 +100,31 @@ def test_a_server_that_is_away_gives_a_sample_with_an_error(
         server.kill()
         assert (sampler.sample()).error
     assert len(sampler.samples) == 2
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_stream_without_a_group_has_an_inflow(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 10)
+    sampler = Sampler(inspector)
+    sampler.sample()
+    add(raw, 100)
+    sampler.sample()
+    assert sampler.points(STREAM)[-1].in_per_s > 0
+    assert sampler.samples[-1].in_per_s > 0
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("error", [ConnectionLost("the connection broke"), ValueError("a bug")])
+def test_a_failure_at_any_point_gives_a_sample_with_an_error_and_the_next_one_is_taken(
+    inspector: Inspector, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> list[int]:
+        raise error
+
+    sampler = Sampler(inspector, every_s=0.001)
+    with monkeypatch.context() as patched:
+        patched.setattr(sampler_module, "added_since", fail)
+        with sampler:
+            assert sampler.wait(60)
+            assert str(error) in sampler.samples[-1].error
+    assert not (sampler.sample()).error

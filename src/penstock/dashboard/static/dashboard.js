@@ -6,7 +6,7 @@
   const base = document.querySelector('meta[name="base"]').content;
   root.classList.add("js");
 
-  // --- live: one feed of samples; every sample refreshes the page, unless somebody is busy on it -----------------
+  // --- live: one feed of samples; every sample refreshes the page, unless the user is busy on it -----------------
 
   const status = document.getElementById("live-status");
   const pauseButton = document.getElementById("live-pause");
@@ -14,7 +14,7 @@
   let isPaused = sessionStorage.getItem("paused") === "yes";
 
   function isBusy() {
-    // What somebody is choosing, copying, editing or confirming must not change under their hands.
+    // Do not change what the user is selecting, copying, editing or confirming.
     const live = document.getElementById("live");
     const focused = document.activeElement;
     return Boolean(
@@ -187,7 +187,7 @@
     htmx.ajax("GET", url.pathname + url.search, { target: "#dialog", select: ".confirm" });
   });
   document.body.addEventListener("htmx:beforeSwap", (event) => {
-    // Somebody may have begun to select while the page was fetched.
+    // The user may have started to select while the page was fetched.
     if (event.detail.target.id === "live" && isBusy()) event.detail.shouldSwap = false;
   });
   document.body.addEventListener("htmx:afterSwap", (event) => {

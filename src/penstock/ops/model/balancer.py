@@ -12,8 +12,8 @@ class BalancedStream:
     service: str
     data_stream: str
     entry_id: str
-    owner: str  # '' = nobody holds its lock: it waits for an owner
-    lock_ms: int | None  # time left; None = nobody holds it
+    owner: str  # '' = it waits for an owner
+    lock_ms: int | None  # time left; None = not held
     deliveries: int
     idle_ms: int
 

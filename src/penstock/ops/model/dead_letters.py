@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from penstock import ids
+from penstock import envelope, ids
 from penstock.ops.model.streams import FieldValue, Payload, StreamKind
+from penstock.shown import to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +19,7 @@ class DeadLetterStreamInfo:
 
     stream: str
     kind: StreamKind  # what its messages were: STREAM, QUEUE, TASKS or SERVICE
-    owner: str  # the stream, queue or service; '' = the name does not tell
+    owner: str  # the stream, queue or service; '' = cannot be derived from the name
     count: int
     first_id: str = ""
     last_id: str = ""
@@ -56,6 +60,20 @@ class DeadLetterInfo:
     def size(self) -> int:
         """Bytes of all values."""
         return sum(each.size for each in self.fields)
+
+    @property
+    def editable(self) -> Any:
+        """What `redrive_edited()` replaces: the decoded payload; of a task, its own payload."""
+        value = self.payload.value
+        return value["payload"] if self.task_id and isinstance(value, Mapping) and "payload" in value else value
+
+    @property
+    def is_editable(self) -> bool:
+        """Whether `editable` is complete and survives being written as JSON; bytes, for example, do not."""
+        is_cut = any(each.name == envelope.DATA and each.is_cut for each in self.fields)
+        if is_cut or self.payload.form not in {"json", "msgpack", "text", "task"}:
+            return False
+        return bool(json.loads(to_json(self.editable)) == self.editable)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ class GroupLag:
 
 
 def dead_after_ms(group: str) -> int:
-    """Return how long a consumer that holds messages is silent at most, if it lives.
+    """Return the longest time for which a live consumer that holds messages is silent.
 
-    Consumers renew what they hold. Those of message queues do so only where they are told to: by default a lease lasts
-    five minutes, and then somebody else takes the message over.
+    Consumers renew the messages that they hold. Those of message queues do so only if configured: by default, a lease
+    lasts five minutes, and then another consumer takes the message over.
     """
     return _DEAD_AFTER_IN_QUEUES_MS if group == QUEUE_GROUP else _DEAD_AFTER_MS
 
@@ -86,7 +86,7 @@ class ReaderCommit:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """How far a Spark query, an archive or another reader by ids has come: a group through which nobody reads.
+    """The position of a Spark query, an archive or another reader by ids: a group without consumers.
 
     Rates and commits are known to a Sampler only.
     """

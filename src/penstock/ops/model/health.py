@@ -107,7 +107,7 @@ class Overview:
     servers: tuple[ServerInfo, ...] = ()
     task_queues: tuple[TaskQueueInfo, ...] = ()
     services: tuple[ServiceInfo, ...] = ()
-    names: int = 0  # streams that there are; more than len(streams) if a limit was given
+    names: int = 0  # number of streams; more than len(streams) if a limit was given
 
 
 @dataclass(frozen=True, slots=True)

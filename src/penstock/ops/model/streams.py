@@ -28,7 +28,7 @@ class GroupKind(StrEnum):
     """Who reads through a consumer group."""
 
     CONSUMERS = "consumers"
-    POSITION = "position"  # nobody reads through it: it marks how far a Spark query or another reader has come
+    POSITION = "position"  # has no consumers: it marks the position of a Spark query or another reader by ids
     ARCHIVE = "archive"
 
 

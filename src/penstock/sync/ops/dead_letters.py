@@ -23,7 +23,7 @@ from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.delivery.dead_letters import DeadLetters, DeadLetterStream
 from penstock.sync.ops.catalogue import Catalogue, Look, checked_id, checked_text, kind_of
-from penstock.sync.ops.entries import EntryRange, read_entries, read_entry
+from penstock.sync.ops.entries import LOOKED_AT, EntryRange, read_entries, read_entry
 from penstock.sync.ops.model import (
     DeadLetterFilter,
     DeadLetterInfo,
@@ -38,6 +38,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.dead_tasks import DeadTasks
 from penstock.sync.tasks.entries import TaskEntries
 from penstock.task import LIMITS
+from penstock.times import LAST_MS
 
 EVERYTHING = DeadLetterFilter()
 _PAGE = 100  # records with tracebacks that one script reads
@@ -54,7 +55,11 @@ class _Place:
     kind: StreamKind
     owner: str
     last_id: str  # '' = not known
-    is_mixed: bool  # only its entries tell what is in it: what does not say that it is a dead letter is none
+    is_mixed: bool  # its name says nothing: only entries with a reason are dead letters
+
+    def holds(self, letter: DeadLetterInfo) -> bool:
+        """Return whether an entry is a dead letter."""
+        return bool(letter.reason) or not self.is_mixed
 
 
 class _ServiceDeadLetters(DeadLetterStream[DeadLetter]):
@@ -82,7 +87,7 @@ class DeadLetterStreams:
     def __init__(self, client: StreamClient, catalogue: Catalogue) -> None:
         self._client, self._catalogue = client, catalogue
 
-    # --- which there are ----------------------------------------------------------------------------
+    # --- finding them -------------------------------------------------------------------------------
 
     def streams(self, match: str = "*") -> list[DeadLetterStreamInfo]:
         """Return the streams of dead letters that are not empty, by name."""
@@ -99,7 +104,7 @@ class DeadLetterStreams:
         return found
 
     def resolve(self, stream: str) -> str:
-        """Return the stream of the dead letters that are meant by a name; raise NotFound if there are none."""
+        """Return the dead-letter stream that a name refers to; raise NotFound if there is none."""
         return (self._find(stream)).stream
 
     def _find(self, stream: str) -> _Place:
@@ -108,7 +113,7 @@ class DeadLetterStreams:
         found = [looks[name] for name in names if name in looks]
         found = [look for look in found if kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS]
         if found:
-            # Those that are called so come first: what a stream of another name holds, anybody may have written.
+            # Prefer default names: in a stream with another name, any client may have written such entries.
             look = min(found, key=lambda look: not kind_of(look, task_queues)[1])
             source = kind_of(look, task_queues)[1]
             candidates = [source, inside] if (inside := without_tag(source)) else []
@@ -157,6 +162,14 @@ class DeadLetterStreams:
         self, place: _Place, matching: DeadLetterFilter, newest_first: bool, limit: int, cursor: str,
         max_value_bytes: int, fields: str = "",
     ) -> Page[DeadLetterInfo]:  # fmt: skip
+        letters, further = self._read(place, matching, newest_first, limit, cursor, max_value_bytes, fields)
+        return Page(tuple(letter for letter in letters if place.holds(letter) and matches(letter, matching)), further)
+
+    def _read(
+        self, place: _Place, matching: DeadLetterFilter, newest_first: bool, limit: int, cursor: str,
+        max_value_bytes: int, fields: str = "",
+    ) -> tuple[list[DeadLetterInfo], str]:  # fmt: skip
+        """Return what the server selects: entries of the time, with the text."""
         start = f"{matching.since_ms}-0" if matching.since_ms else "-"
         end = str(matching.until_ms) if matching.until_ms is not None else "+"
         if cursor:
@@ -165,9 +178,7 @@ class DeadLetterStreams:
         ends = (end, start) if newest_first else (start, end)
         wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(matching.text or ""), fields)
         rows, further = read_entries(self._client, place.key, wanted)
-        letters = [letter_of(place.stream, row, self._client.protection) for row in rows]
-        found = (letter for letter in letters if letter.reason or not place.is_mixed)
-        return Page(tuple(letter for letter in found if matches(letter, matching)), further)
+        return [letter_of(place.stream, row, self._client.protection) for row in rows], further
 
     def show(self, stream: str, record_id: str, *, max_value_bytes: int = 1 << 20) -> DeadLetterInfo:
         """Return one dead letter, by the id of its record or of its task; raise NotFound if there is none."""
@@ -207,17 +218,19 @@ class DeadLetterStreams:
                 yield dead_letter_record.parse(letter.id, rows[0][1])
 
     def failures(self, stream: str, matching: DeadLetterFilter = EVERYTHING, *, most: int = 10_000) -> FailureGroups:
-        """Return dead letters by cause, the most frequent first, of the newest `most` that match."""
+        """Return dead letters that match by cause, the most frequent first; the newest `most` are examined."""
         place = self._find(stream)
         by_cause: dict[str, list[DeadLetterInfo]] = {}
-        read, cursor = 0, ""
-        while read < most:
-            fields = "" if matching.kind or matching.ids else dead_letter_record.MARK
-            page = self._page(place, matching, True, _PAGE, cursor, _SHORT, fields)
-            for letter in page.items:
-                slim = replace(letter, fields=(), traceback="")
-                by_cause.setdefault(letter.fingerprint, []).append(slim)
-            read, cursor = read + len(page.items), page.cursor
+        examined, read, cursor, fields = 0, 0, "", "" if matching.kind or matching.ids else dead_letter_record.MARK
+        while examined < most:
+            letters, cursor = self._read(place, matching, True, _PAGE, cursor, _SHORT, fields)
+            for letter in letters:
+                if place.holds(letter) and matches(letter, matching):
+                    read += 1
+                    slim = replace(letter, fields=(), traceback="")
+                    by_cause.setdefault(letter.fingerprint, []).append(slim)
+            is_sparse = bool(matching.text) and len(letters) < _PAGE  # the server has looked at more than it returned
+            examined += LOOKED_AT if is_sparse else max(1, len(letters))
             if not cursor:
                 break
         groups = [failure_group(letters) for letters in by_cause.values()]
@@ -235,6 +248,14 @@ class DeadLetterStreams:
                 return found, False
         return found, True
 
+    def as_of_now(self, stream: str, matching: DeadLetterFilter = EVERYTHING) -> DeadLetterFilter:
+        """Return the filter without dead letters that arrive later: for a question that is answered later."""
+        if matching.ids:
+            return matching
+        place = self._find(stream)
+        newest_ms = min(ids.parse(place.last_id or self._newest(place))[0], LAST_MS)
+        return replace(matching, until_ms=min(newest_ms, newest_ms if matching.until_ms is None else matching.until_ms))
+
     # --- changes ------------------------------------------------------------------------------------
 
     def redrive(
@@ -250,7 +271,7 @@ class DeadLetterStreams:
     ) -> RedriveReport:
         """Put the dead letters that match back, oldest first, up to `limit` of them and no faster than `per_second`.
 
-        `to` names the stream that they go back to, where the name of the dead letters does not tell it.
+        `to` names the stream to return them to, if it cannot be derived from the name of the dead-letter stream.
 
         Guarantees: each moves in one step. What comes in meanwhile stays, and so does one that was redriven
         `max_redrives` times already.
@@ -326,11 +347,14 @@ class DeadLetterStreams:
     def purge(
         self, stream: str, matching: DeadLetterFilter = EVERYTHING, *, dry_run: bool = False, limit: int | None = None
     ) -> int:
-        """Delete the dead letters that match for good; return how many, or, of a dry run, how many that would be."""
+        """Delete the dead letters that match for good, oldest first; return how many, also for a dry run.
+
+        Guarantees: dead letters that arrive meanwhile are kept.
+        """
         place, chosen, gone = self._find(stream), list[str](), 0
         if dry_run:
             return (self.count(stream, matching))[0]
-        for letter in self._scan(place, matching, _SHORT):
+        for letter in self._scan(place, matching, _SHORT, end=place.last_id or self._newest(place)):
             if limit is not None and gone + len(chosen) >= limit:
                 break
             chosen.append(letter.id)

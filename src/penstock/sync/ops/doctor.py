@@ -22,8 +22,8 @@ from penstock.ops.findings import (
     server_findings,
     short_locks,
     unbounded_dead_letters,
-    unread_by_anybody,
     without_echoes,
+    without_live_consumers,
 )
 from penstock.ops.rights import Place, missing_commands, rights_of
 from penstock.sync.ops.model import Finding, ServiceInfo, Severity, StreamInfo
@@ -42,7 +42,7 @@ class Doctor:
         self._inspector = inspector
 
     def examine(self) -> list[Finding]:
-        """Return what was found, the worst first; what is in order is not told."""
+        """Return the problems found, the worst first."""
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = inspector.servers.all(), inspector.services.all()
@@ -62,7 +62,7 @@ class Doctor:
             cursor, is_more = page.cursor, bool(page.cursor)
         found += consumer_findings(streams, consumers)
         now_ms = time.time_ns() // 1_000_000
-        found += [*many_groups(streams), *foreign_ids(streams, now_ms), *unread_by_anybody(streams, consumers)]
+        found += [*many_groups(streams), *foreign_ids(streams, now_ms), *without_live_consumers(streams, consumers)]
         found += unbounded_dead_letters(inspector.dead_letters.streams(), now_ms)
         return sorted(
             without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)

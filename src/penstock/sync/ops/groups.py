@@ -17,7 +17,7 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.shown import command_line
 from penstock.sync.delivery.group import ConsumerGroup
-from penstock.sync.ops.catalogue import Catalogue, group_must_exist
+from penstock.sync.ops.catalogue import Catalogue, Look, group_must_exist, missing_stream
 from penstock.sync.ops.lag import GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
     Consumer,
@@ -67,21 +67,27 @@ class Groups:
         first = self.info(stream, group)
         if not over_s:
             return group_lag(first)
-        before = (self._catalogue.look([stream]))[stream]
+        before = self._look(stream)
         pause(over_s)
         last = self.info(stream, group)
-        after = (self._catalogue.look([stream])).get(stream, before)
+        after = self._look(stream)
         added, counted = after.entries_added, before.entries_added
-        if added is None or counted is None:
-            counted, [added] = (
-                0,
-                added_since(self._client, [(self._catalogue.keys(stream).stream, before.last_generated_id)]),
-            )
+        if added is None or counted is None:  # before Redis 7.0, or of huge entries, which are not looked at
+            if not before.last_generated_id:
+                return group_lag(last)
+            [found_since] = added_since(self._client, [(self._catalogue.keys(stream).stream, before.last_generated_id)])
+            added, counted = max(found_since, after.length - before.length), 0
         start = GroupPosition(before.now_ms / 1000, counted, first.lag.count)
         found = rates(start, GroupPosition(after.now_ms / 1000, added, last.lag.count))
         if found is None:
             return group_lag(last)
         return replace(group_lag(last), in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)
+
+    def _look(self, stream: str) -> Look:
+        found = (self._catalogue.look([stream])).get(stream)
+        if found is None:
+            raise missing_stream(stream)
+        return found
 
     def lags(self, match: str = "*") -> list[GroupLag]:
         """Return the lags of all groups of the streams that a pattern matches; see Sampler for their rates."""
@@ -147,7 +153,7 @@ class Groups:
         if found.pending and not force:
             raise ConfigurationError(
                 f"group {group!r} of stream {stream!r} has {found.pending} pending messages, which would be "
-                "lost: pass force=True to delete it anyway"
+                "lost: pass force=True (--force) to delete it anyway"
             )
         keys = self._catalogue.keys(stream)
         self._client.call(keys.stream, "XGROUP", "DESTROY", keys.stream, group, repeat=Repeat.IDEMPOTENT)
@@ -157,7 +163,7 @@ class Groups:
 
 
 def reader_positions(streams: Sequence[StreamInfo]) -> list[ReaderPosition]:
-    """Return the groups through which nobody reads."""
+    """Return the positions of readers by ids: the groups without consumers."""
     return [
         ReaderPosition(stream.name, group.name, group.kind, group.last_delivered_id, group.lag)
         for stream in streams
@@ -177,10 +183,10 @@ def consumers_of(stream: str, group: str, rows: Reply, dead_after_ms: int | None
     """Read a reply of XINFO CONSUMERS."""
     found, longest_ms = [], usual_dead_after_ms(group) if dead_after_ms is None else dead_after_ms
     for row in rows:
-        told = {row[i]: row[i + 1] for i in range(0, len(row), 2)}
-        pending, idle_ms = int(told[b"pending"]), int(told[b"idle"])
+        info = {row[i]: row[i + 1] for i in range(0, len(row), 2)}
+        pending, idle_ms = int(info[b"pending"]), int(info[b"idle"])
         state = _state_of(pending, idle_ms, longest_ms)
-        found.append(Consumer(stream, group, envelope.text(told[b"name"]), pending, idle_ms, state))
+        found.append(Consumer(stream, group, envelope.text(info[b"name"]), pending, idle_ms, state))
     return found
 
 

@@ -24,11 +24,11 @@ from penstock.sync.redis.client import StreamClient, check_client
 
 
 class Inspector:
-    """Looks at what is on a server, and changes it, from outside: for command lines, dashboards and exporters.
+    """Inspects and changes what is on a server: for command lines, dashboards and exporters.
 
-    One attribute for each noun. What they cost the server is bounded, however long the streams are: no command and no
-    script takes it longer than a few milliseconds, and values are read only as far as they are shown. The names of
-    streams are remembered for `names_max_age_s`, for whoever asks again and again.
+    One attribute for each noun. The cost for the server is bounded, however long the streams are: no command or script
+    takes longer than a few milliseconds, and values are read only as far as they are shown. The names of
+    streams are cached for `names_max_age_s`.
     """
 
     def __init__(self, client: StreamClient, *, names_max_age_s: float = 0.0) -> None:

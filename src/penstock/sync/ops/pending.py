@@ -43,7 +43,7 @@ class PendingMessages:
         limit: int = 100,
         cursor: str = "",
     ) -> Page[Pending]:
-        """Return pending messages, oldest first: of one consumer, silent for so long, or (not) waiting for a retry."""
+        """Return pending messages, oldest first; `is_waiting` selects those that wait for a retry, or do not."""
         check_number("limit", limit)
         keys, start = self._catalogue.keys(stream), f"({checked_id(cursor)}" if cursor else "-"
         found: list[Pending] = []
@@ -90,7 +90,7 @@ class PendingMessages:
     # --- changes ------------------------------------------------------------------------------------
 
     def claim(self, stream: str, group: str, ids: Sequence[str], consumer: str, *, min_idle_ms: int = 0) -> list[str]:
-        """Hand messages to a consumer by name, if their holders were silent for so long; return their ids.
+        """Hand messages that have been idle for `min_idle_ms` to a consumer; return their ids.
 
         The consumer finds them when its lease on them runs out. retry() hands them out at once.
         """

@@ -240,9 +240,9 @@ class TaskQueues:
         return RedisTaskQueue(self._client, queue).get_result(task_id)
 
     def cancel(self, queue: str, task_id: str) -> str:
-        """Take a task off the queue that nobody works on; return 'cancelled', or why not: 'running' or 'gone'.
+        """Remove a task that is not running from the queue; return 'cancelled', or why not: 'running' or 'gone'.
 
-        Its result is of status `skip` then, so that nobody waits for it, and it is not added again.
+        Its result gets the status `skip`, so that callers stop waiting and the task is not added again.
         """
         for _ in range(10):  # between the look and the script a task may move to another lane
             found = self.status(queue, task_id)
