@@ -49,12 +49,18 @@ class TaskDelivery(msgspec.Struct, gc=False, eq=False):
     store: LaneStore
     entry_id: str
     is_again: bool  # it was handed out before, so there are records of that
+    deliveries: int = 0  # before this run
+    attempts: int = 0  # before this run, in this lane
+    has_begun: bool = True  # the run is recorded, or may be; the server counts a first one when it hands the task out
+    is_suspect: bool = False  # a worker died while it held the task
     is_settling: bool = False  # an answer is under way: that it is not pending any more does not mean that it is lost
 
     async def release(self, ending: Release) -> str:
         """Acknowledge the task, give it back, give it up or renew it; return what became of it: 'gone' = not ours."""
         with _settling([self] if ending.what != "extend" else []):
-            return await self.store.release(ending, self.entry_id, self.task.id, self.task.kind, self.store.consumer)
+            return await self.store.release(
+                ending, self.entry_id, self.task.id, self.task.kind, self.store.consumer, self.attempts, self.has_begun
+            )
 
     async def hand_back(self, delay_ms: int = 0) -> None:
         """Give the task back without counting a run."""
@@ -123,12 +129,19 @@ class LaneStore:
             ]
         return [answer == 1 for answer in answers]
 
-    async def release(self, ending: Release, entry_id: str, task_id: str, kind: str, owner: str = "") -> str:
-        """Acknowledge a task, give it back or give it up; return what became of it: 'gone' = not in that hand."""
+    async def release(
+        self, ending: Release, entry_id: str, task_id: str, kind: str, owner: str = "", attempts: int | None = None,
+        has_begun: bool = True,
+    ) -> str:  # fmt: skip
+        """Acknowledge a task, give it back or give it up; return what became of it: 'gone' = not in that hand.
+
+        `attempts` are those before this run, None if they are unknown.
+        """
         keys = [*self._ends, self._keys.notice(task_id)]
         args: list[str | int] = [
-            self._group, owner, entry_id, ending.what, ending.delay_ms, int(ending.counts), ending.max_retry,
-            ending.reason, ending.error, ending.text, _now(), kind, task_id, ending.traceback,
+            self._group, owner, entry_id, ending.what, ending.delay_ms, int(ending.counts) if has_begun else "-",
+            ending.max_retry, ending.reason, ending.error, ending.text, _now(), kind, task_id, ending.traceback,
+            "" if attempts is None else attempts,
         ]  # fmt: skip
         unconfirmed, answer = set[str](), b"gone"
         # Without a group nobody has read the lane yet, or it and what was in hand went together.
@@ -288,7 +301,7 @@ class Admission:
             keys = [key for stream in streams for key in (stream.stream, stream.retries(self._group))]
             args: list[str | int] = [
                 self._group, held.store.consumer, held.entry_id, lane, held.task.id, len(names), lease_ms,
-                _ASKS_AGAIN_MS,
+                _ASKS_AGAIN_MS, held.attempts,
             ]  # fmt: skip
             reply = await self._client.run(
                 "tasks/admit",

@@ -92,7 +92,8 @@ class Worker:
         if not len(handlers):
             raise ConfigurationError("no handlers: register one with @handlers.task('kind')")
         self.queue, self.handlers, self.concurrency = queue, handlers, concurrency
-        self._queue: Any = queue  # with what only some queues can: wake, hand_back, admit
+        self._queue: Any = queue  # with what only some queues can: wake, hand_back, admit, begin
+        self._pop_options = {"begin": False} if hasattr(queue, "begin") else {}
         self.provides = frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
@@ -266,9 +267,10 @@ class Worker:
 
     async def _pop(self, room: int) -> list[Task]:
         wait_s = 0.02 if self._burst else 1.0
-        found = await self.queue.pop_many(
-            min(room, _MOST_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds
-        )
+        found: list[Task] = await self._queue.pop_many(
+            min(room, _MOST_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds,
+            **self._pop_options,
+        )  # fmt: skip
         self._outage.succeeded()
         return found
 
@@ -285,6 +287,8 @@ class Worker:
                 continue
             self.tally.running += 1
             try:
+                if not await self._begin(task):
+                    continue
                 outcome = await self._runner.run(task, running)
                 await self._persist_settling(task, outcome)
                 if isinstance(outcome, Failed) and isinstance(outcome.cause, EXITS):
@@ -295,6 +299,17 @@ class Worker:
             done += 1
             if done % _TASKS_A_TURN == 0:
                 await next_tick()
+
+    async def _begin(self, task: Task) -> bool:
+        if not self._pop_options:
+            return True
+        answer = None
+        try:
+            answer = await self._persist(self._queue.begin, task)
+        finally:
+            if answer is None:  # Redis did not say, or the worker ends
+                self._committer.let_go(task, has_run=False)
+        return bool(answer)
 
     async def _persist_settling(self, task: Task, outcome: Any) -> None:
         try:

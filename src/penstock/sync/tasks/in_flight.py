@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from penstock import envelope
 from penstock.keys import StreamKeys
 from penstock.sync.delivery.group_commands import Redelivery
-from penstock.sync.tasks.entries import runs_elsewhere
 from penstock.sync.tasks.lane_store import TaskDelivery
 
 
@@ -27,7 +25,7 @@ class TasksInFlight:
         self._by_entry: dict[StreamKeys, dict[str, TaskDelivery]] = {}
         self.must_sweep = False
         self._claims: dict[int, list[TaskDelivery]] = {}  # under way, by the identity of the list
-        # Attempts before a run that may be recorded and never was. Lanes may have entries of one id.
+        # Attempts before a run that may be recorded and did not begin. Lanes may have entries of one id.
         self._not_run: dict[tuple[StreamKeys, str], int] = {}
 
     def __len__(self) -> int:
@@ -104,17 +102,15 @@ class TasksInFlight:
     def never_ran(self, deliveries: Sequence[TaskDelivery]) -> None:
         """Let go of tasks that may be recorded as begun, and were not: the next sweep finds them."""
         self._not_run.update(
-            {(each.store.streams, each.entry_id): each.task.attempts - 1 for each in deliveries if each.is_again}
+            {
+                (each.store.streams, each.entry_id): each.attempts
+                for each in deliveries
+                if each.is_again and each.has_begun
+            }
         )
         self.release(deliveries)
         self.must_sweep = True
 
     def as_before(self, streams: StreamKeys, claims: Sequence[Redelivery]) -> list[Redelivery]:
         """Return claims that a sweep made with the attempts that really were."""
-        found = []
-        for claim in claims:
-            runs = self._not_run.pop((streams, claim.id), None)
-            # Those of another lane are written in the entry, and counted when it is read.
-            elsewhere = runs_elsewhere(envelope.as_mapping(claim.fields)) or 0
-            found.append(claim if runs is None else replace(claim, attempts=runs - elsewhere))
-        return found
+        return [replace(claim, attempts=self._not_run.pop((streams, claim.id), claim.attempts)) for claim in claims]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from penstock import envelope
@@ -13,7 +13,7 @@ from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_
 from penstock.policy import Reason, unreadable
 from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
-from penstock.runtime.threads import pause
+from penstock.runtime.threads import Lock, pause
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterBackoff
 from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
@@ -53,6 +53,7 @@ class TaskReader:
         self._turn = self._wakes = 0
         self._reads = BlockingReads(self._client, self._keys.index)
         self._alone: TaskDelivery | None = None  # a task in hand that must have no neighbours
+        self._suspect_begins = Lock()
         self._drains_for: Lane | None = None  # where a task waits until nothing else is in hand
         self._drain_began_s = self._next_drain_s = 0.0
         self._dead_letter_backoff = DeadLetterBackoff(logger)
@@ -60,12 +61,17 @@ class TaskReader:
 
     # --- popping ------------------------------------------------------------------------------------
 
-    def pop(self, count: int, timeout_s: float | None, wanted: TaskFilter, keeps_apart: bool) -> list[Task]:
-        """Take up to so many tasks; wait for the first one until the time is over (None = do not wait)."""
+    def pop(
+        self, count: int, timeout_s: float | None, wanted: TaskFilter, keeps_apart: bool, begins: bool
+    ) -> list[Task]:
+        """Take up to `count` tasks; wait for the first one until the timeout (None = do not wait).
+
+        With `begins`, their runs are recorded; otherwise the caller does that when the handler of each begins.
+        """
         deadline = time.monotonic() + (timeout_s or 0)
         while True:
             must_wait = keeps_apart and self._keeps_others_waiting()
-            found = [] if must_wait else self._persist(count, wanted, keeps_apart)
+            found = [] if must_wait else self._persist(count, wanted, keeps_apart, begins)
             left_s = deadline - time.monotonic()
             if found or timeout_s is None or left_s <= 0:
                 return [held.task for held in found]
@@ -87,10 +93,10 @@ class TaskReader:
         # Also in the moment between the end of the others and its turn: what is read then would be its neighbour.
         return self._drains_for is not None and (len(self._in_flight) > 0 or not self._reads.is_due(self._drains_for))
 
-    def _persist(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskDelivery]:
+    def _persist(self, count: int, wanted: TaskFilter, keeps_apart: bool, begins: bool) -> list[TaskDelivery]:
         for tries_left in reversed(range(_TRIES)):
             try:
-                return self._take(min(count, MAX_IDS), wanted, keeps_apart)
+                return self._take(min(count, MAX_IDS), wanted, keeps_apart, begins)
             except (GroupLost, ConnectionLost) as error:  # what a lost reply has handed out is swept up by the next try
                 if isinstance(error, GroupLost):
                     self._lanes.forget_groups()
@@ -98,7 +104,7 @@ class TaskReader:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskDelivery]:
+    def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool, begins: bool) -> list[TaskDelivery]:
         lanes = self._lanes.read_by(wanted)
         with self._in_flight.claiming() as found:
             looks, wakes, until_s = 0, self._wakes, time.monotonic() + _PASSING_S
@@ -114,7 +120,35 @@ class TaskReader:
                     continue  # what it can do may be behind them
                 if looks > 1 or not any(map(self._reads.is_due, (None, *(store.lane for store in lanes)))):
                     break
+            if begins:
+                self._drop(found, self._begin(found))
         return found
+
+    def begin(self, held: TaskDelivery) -> bool:
+        """Record that the handler of a task begins; return False if the task belongs to another consumer now.
+
+        Tasks whose workers died begin one after the other: one that ends the process takes none along that is recorded
+        as begun and is not.
+        """
+        if held.is_suspect:
+            with self._suspect_begins:
+                gone = self._begin([held])
+        else:
+            gone = self._begin([held])
+        self._in_flight.release(gone)
+        return not gone
+
+    def _begin(self, deliveries: Sequence[TaskDelivery]) -> set[TaskDelivery]:
+        # Returns those that belong to other consumers now.
+        unrecorded = [held for held in deliveries if not held.has_begun]
+        gone = set[TaskDelivery]()
+        for store in dict.fromkeys(held.store for held in unrecorded):
+            begun = [held for held in unrecorded if held.store is store]
+            for held in begun:
+                held.has_begun = True  # from now on it may be recorded, whatever becomes of the reply
+            answers = store.commands.begin([(held.entry_id, held.deliveries, held.attempts) for held in begun])
+            gone |= {held for held, is_ours in zip(begun, answers, strict=True) if not is_ours}
+        return gone
 
     def _look(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int, keeps_apart: bool) -> bool:
         # Returns whether something was read: it may be for other workers, or no task at all.
@@ -249,35 +283,31 @@ class TaskReader:
         neighbours, again, malformed = len(self._in_flight), list[TaskDelivery](), list[tuple[Redelivery, Malformed]]()
         for claim in claims:
             try:
-                again.append(TaskDelivery(self._entries.read(claim.fields, claim.attempts + 1), store, claim.id, True))
+                task = self._entries.read(claim.fields, claim.attempts + 1)
+                counts = claim.deliveries, claim.attempts
+                again.append(TaskDelivery(task, store, claim.id, True, *counts, has_begun=False))
             except Malformed as error:
                 malformed.append((claim, error))
         second = self._in_flight.add(again)
         found += again
         for entry in malformed:
             self._refuse(store, *entry)
-        by_id = {claim.id: claim for claim in claims}
-        postponed = self._postponed(store, again, by_id, neighbours) if keeps_apart else set()
+        postponed = self._postponed(store, again, neighbours) if keeps_apart else set()
         if postponed:
-            self._postpone(store, [by_id[held.entry_id] for held in postponed])
+            ids = {held.entry_id for held in postponed}
+            self._postpone(store, [claim for claim in claims if claim.id in ids])
             self._drop(found, postponed)
         elif self._drains_for == store.lane:
             self._end_drain()  # it is in hand, or with another worker
-        begun = [held for held in again if held not in postponed]
-        if begun:
-            counts = [(held.entry_id, by_id[held.entry_id].deliveries, by_id[held.entry_id].attempts) for held in begun]
-            answers = store.commands.begin(counts)
-            self._drop(found, {held for held, is_ours in zip(begun, answers, strict=True) if not is_ours})
-            self._drop_copies(found, second)
+        self._drop_copies(found, second)
 
-    def _postponed(
-        self, store: LaneStore, again: Sequence[TaskDelivery], by_id: Mapping[str, Redelivery], neighbours: int
-    ) -> set[TaskDelivery]:
+    def _postponed(self, store: LaneStore, again: Sequence[TaskDelivery], neighbours: int) -> set[TaskDelivery]:
         # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
-        suspected = store.suspected([name for name, claim in by_id.items() if claim.attempts >= self._max_retry])
+        suspected = store.suspected([held.entry_id for held in again])
         postponed = set[TaskDelivery]()
         for held in again:
-            is_last = held.entry_id in suspected
+            held.is_suspect = held.entry_id in suspected
+            is_last = held.is_suspect and held.attempts >= self._max_retry
             if self._alone is not None or (is_last and neighbours):
                 postponed.add(held)
                 continue

@@ -93,7 +93,8 @@ class Worker:
         if not len(handlers):
             raise ConfigurationError("no handlers: register one with @handlers.task('kind')")
         self.queue, self.handlers, self.concurrency = queue, handlers, concurrency
-        self._queue: Any = queue  # with what only some queues can: wake, hand_back, admit
+        self._queue: Any = queue  # with what only some queues can: wake, hand_back, admit, begin
+        self._pop_options = {"begin": False} if hasattr(queue, "begin") else {}
         self.provides = frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
         self.tally = WorkerTally()
@@ -267,9 +268,10 @@ class Worker:
 
     def _pop(self, room: int) -> list[Task]:
         wait_s = 0.02 if self._burst else 1.0
-        found = self.queue.pop_many(
-            min(room, _MOST_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds
-        )
+        found: list[Task] = self._queue.pop_many(
+            min(room, _MOST_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds,
+            **self._pop_options,
+        )  # fmt: skip
         self._outage.succeeded()
         return found
 
@@ -286,6 +288,8 @@ class Worker:
                 continue
             self.tally.running += 1
             try:
+                if not self._begin(task):
+                    continue
                 outcome = self._runner.run(task, running)
                 self._persist_settling(task, outcome)
                 if isinstance(outcome, Failed) and isinstance(outcome.cause, EXITS):
@@ -296,6 +300,17 @@ class Worker:
             done += 1
             if done % _TASKS_A_TURN == 0:
                 next_tick()
+
+    def _begin(self, task: Task) -> bool:
+        if not self._pop_options:
+            return True
+        answer = None
+        try:
+            answer = self._persist(self._queue.begin, task)
+        finally:
+            if answer is None:  # Redis did not say, or the worker ends
+                self._committer.let_go(task, has_run=False)
+        return bool(answer)
 
     def _persist_settling(self, task: Task, outcome: Any) -> None:
         try:
