@@ -186,6 +186,21 @@ async def test_the_last_run_of_a_task_whose_workers_died_has_no_neighbours(
     assert {task.id for task in found} <= {task.id for task in tasks[1:]}
 
 
+async def test_a_task_that_ran_alone_keeps_no_other_waiting_when_it_is_done(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    async with RedisTaskQueue(redis_url, "jobs") as dead:
+        await dead.enqueue(Task(kind="work"))
+        await dead.pop_many(1)
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    raw.hset(queue.keys.tasks().attempts("jobs"), raw.xrange("jobs.tasks")[0][0], queue.max_retry)
+    [lone] = await queue.pop_many(1)
+    await finish(queue, lone)
+    task = Task(kind="work")
+    await queue.enqueue(task)
+    assert await queue.pop(block=False) == in_first_run(task)
+
+
 async def test_what_waits_for_a_lone_task_is_put_aside_in_one_step(
     queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,11 +82,15 @@ class TaskReader:
             if found:
                 return [held.task for held in found]
 
+    def _is_one_alone(self) -> bool:
+        if self._alone is not None and self._in_flight.get(self._alone.task.id) is not self._alone:
+            self._alone = None
+        return self._alone is not None
+
     def _keeps_others_waiting(self) -> bool:
         # A task that must run alone is in hand, or waits until nothing else is.
-        if self._alone is not None and self._in_flight.get(self._alone.task.id) is self._alone:
+        if self._is_one_alone():
             return True
-        self._alone = None
         if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
             self._end_drain()
         # Also in the moment between the end of the others and its turn: what is read then would be its neighbour.
@@ -158,7 +162,7 @@ class TaskReader:
         for store in lanes:
             if self._reads.is_due(store.lane) and len(found) < count:
                 await self._take_due(store, found, count - len(found), keeps_apart)
-        if self._alone is not None or len(found) >= count:
+        if self._is_one_alone() or len(found) >= count:
             return False
         return await self._read(lanes, found, count - len(found))
 
@@ -307,7 +311,7 @@ class TaskReader:
         for held in again:
             held.is_suspect = held.entry_id in suspected
             is_last = held.is_suspect and held.attempts >= self._max_retry
-            if self._alone is not None or (is_last and neighbours):
+            if self._is_one_alone() or (is_last and neighbours):
                 postponed.add(held)
                 continue
             if is_last:

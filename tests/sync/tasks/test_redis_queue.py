@@ -185,6 +185,21 @@ def test_the_last_run_of_a_task_whose_workers_died_has_no_neighbours(
     assert {task.id for task in found} <= {task.id for task in tasks[1:]}
 
 
+def test_a_task_that_ran_alone_keeps_no_other_waiting_when_it_is_done(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        dead.enqueue(Task(kind="work"))
+        dead.pop_many(1)
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    raw.hset(queue.keys.tasks().attempts("jobs"), raw.xrange("jobs.tasks")[0][0], queue.max_retry)
+    [lone] = queue.pop_many(1)
+    finish(queue, lone)
+    task = Task(kind="work")
+    queue.enqueue(task)
+    assert queue.pop(block=False) == in_first_run(task)
+
+
 def test_what_waits_for_a_lone_task_is_put_aside_in_one_step(
     queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
