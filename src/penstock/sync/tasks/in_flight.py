@@ -58,6 +58,8 @@ class TasksInFlight:
                 else:
                     by_id[delivery.task.id] = delivery
             entries[delivery.entry_id] = delivery
+            if delivery.is_again:
+                self._not_run.pop((store.streams, delivery.entry_id), None)  # others may have run it since
         return second
 
     def release(self, deliveries: Iterable[TaskDelivery]) -> None:
@@ -101,12 +103,9 @@ class TasksInFlight:
 
     def never_ran(self, deliveries: Sequence[TaskDelivery]) -> None:
         """Let go of tasks that may be recorded as begun, and were not: the next sweep finds them."""
+        # Also before begin() was called: of an earlier run that did not begin the record may still be there.
         self._not_run.update(
-            {
-                (each.store.streams, each.entry_id): each.attempts
-                for each in deliveries
-                if each.is_again and each.has_begun
-            }
+            {(each.store.streams, each.entry_id): each.attempts for each in deliveries if each.is_again}
         )
         self.release(deliveries)
         self.must_sweep = True
