@@ -92,7 +92,7 @@ class Worker:
         if not len(handlers):
             raise ConfigurationError("no handlers: register one with @handlers.task('kind')")
         self.queue, self.handlers, self.concurrency = queue, handlers, concurrency
-        self._queue: Any = queue  # with what only some queues can: wake, hand_back, admit, begin
+        self._queue: Any = queue  # for the optional methods: wake, hand_back, admit, begin
         self._pop_options = {"begin": False} if hasattr(queue, "begin") else {}
         self.provides = frozenset(provides)
         self.kinds = handlers.for_worker(self.provides)
@@ -216,9 +216,9 @@ class Worker:
     # --- roles --------------------------------------------------------------------------------------
 
     async def _fetch(self) -> None:
-        """Keep so much in the inbox that no handler waits, and little more: other workers want tasks too.
+        """Keep the inbox just full enough that no handler waits, and leave the rest to other workers.
 
-        What has run and is not settled counts as well: it runs again if this worker dies.
+        Tasks whose results are not stored yet count as well: they run again if this worker dies.
         """
         while not self._stopping.is_set():
             unsettled = len(self._inbox) + len(self._committer)
@@ -245,7 +245,7 @@ class Worker:
             self._inbox.put(await self._admitted(found) if self._limits else found)
             self._has_tasks.set()
         except Cancelled:
-            for task in found:  # nobody has them: whoever hands back the rest finds them
+            for task in found:  # no handler gets them: the final hand_back() returns them
                 self._committer.let_go(task, has_run=False)
             raise
 
@@ -256,7 +256,7 @@ class Worker:
             answer = limits is None or await self._persist(self._queue.admit, task, limits)
             if answer:
                 admitted.append(task)
-            elif answer is None:  # Redis did not say
+            elif answer is None:  # no reply from Redis
                 self._committer.let_go(task, has_run=False)
         return admitted
 
@@ -307,7 +307,7 @@ class Worker:
         try:
             answer = await self._persist(self._queue.begin, task)
         finally:
-            if answer is None:  # Redis did not say, or the worker ends
+            if answer is None:  # no reply from Redis, or the worker was cancelled
                 self._committer.let_go(task, has_run=False)
         return bool(answer)
 

@@ -50,7 +50,7 @@ class RedisTaskQueue:
     `max_retry` is how often a task is tried again after its first run before it goes to the dead letters; `idle_ms` is
     how long a holder may be silent before its tasks are handed to others; results are kept for `result_ttl_ms`. Work
     that is not finished is kept for ever. A task of more than `max_payload_bytes`, or with a payload nested deeper than
-    `max_payload_depth`, is refused by enqueue(), and goes to the dead letters when somebody else wrote it.
+    `max_payload_depth`, is rejected by enqueue(), and dead-lettered if another program wrote it.
     `dead_letter_limits` are for the client that is made from a URL.
     """
 

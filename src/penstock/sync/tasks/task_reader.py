@@ -28,19 +28,20 @@ logger = logging.getLogger("penstock.sync.tasks")
 Entries: TypeAlias = Sequence[tuple[bytes, list[bytes]]]  # ids and fields, as the server sends them
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
-_SUSPECTS = 16  # taken at once: should one kill the worker, all that it has wait for another lease
-_SECOND_S = 1.0  # how soon a second entry of a task in hand is looked at again
-_DRAIN_S, _DRAIN_SHARE = 5.0, 7  # for so long nothing else is taken so that it can, and of all time one part in so many
+_SUSPECTS = 16  # taken at once: if one kills the worker, the others wait for another lease
+_SECOND_S = 1.0  # how soon a second entry of a held task is read again
+_DRAIN_S, _DRAIN_SHARE = 5.0, 7  # how long nothing else is taken to let it run, and for what fraction of the time
 _TRIES = 3
-_PASSING_S = 30.0  # for so long a pop passes over what it cannot do before it says that there is nothing
+_PASSING_S = 30.0  # how long a pop skips tasks that it cannot handle before it returns nothing
 
 
 class TaskReader:
     """Hands out tasks to one consumer.
 
-    Guarantees: a read is sent once. What it brings is in flight, and renewed, as soon as the reply is here; a reply
-    that is seen too late for that hands out nothing. Whatever it, a broken connection or a cancelled pop may have left
-    pending with this consumer is swept up before a later read, or handed back at the end, and no attempt is counted.
+    Guarantees: a read is sent once. Its tasks are in flight, and their leases renewed, as soon as the reply arrives; a
+    reply that is processed too late for that delivers nothing. Tasks that such a reply, a broken connection or a
+    cancelled pop left pending with this consumer are swept up before a later read, or handed back at the end; that
+    counts no attempt.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class TaskReader:
         self._entries = TaskEntries(self._keys, self._client.protection, limits)
         self._turn = self._wakes = 0
         self._reads = BlockingReads(self._client, self._keys.index)
-        self._alone: TaskDelivery | None = None  # a task in hand that must have no neighbours
+        self._alone: TaskDelivery | None = None  # a held task that must have no neighbours
         self._suspect_begins = Lock()
-        self._drains_for: Lane | None = None  # where a task waits until nothing else is in hand
+        self._drains_for: Lane | None = None  # where a task waits until nothing else is held
         self._drain_began_s = self._next_drain_s = 0.0
         self._dead_letter_backoff = DeadLetterBackoff(logger)
         self._due_lanes: list[str] = []  # for which scheduled tasks were due lately
@@ -89,12 +90,12 @@ class TaskReader:
         return self._alone is not None
 
     def _keeps_others_waiting(self) -> bool:
-        # A task that must run alone is in hand, or waits until nothing else is.
+        # Whether a task that must run alone is held, or waits until nothing else is.
         if self._is_one_alone():
             return True
         if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
             self._end_drain()
-        # Also in the moment between the end of the others and its turn: what is read then would be its neighbour.
+        # Also between the end of the others and its turn: a task read then would be its neighbour.
         return self._drains_for is not None and (len(self._in_flight) > 0 or not self._reads.is_due(self._drains_for))
 
     def _persist(self, count: int, wanted: TaskFilter, keeps_apart: bool, begins: bool) -> list[TaskDelivery]:
@@ -155,7 +156,7 @@ class TaskReader:
         return gone
 
     def _look(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int, keeps_apart: bool) -> bool:
-        # Returns whether something was read: it may be for other workers, or no task at all.
+        # Returns whether anything was read, though it may be for other workers, or not a task.
         if self._in_flight.can_sweep(found):
             self._sweep(found, keeps_apart)
         if self._reads.is_due(None):
@@ -189,8 +190,8 @@ class TaskReader:
         if self._lanes.is_restored:
             rows = [(store, self._without_settled(store, entries)) for store, entries in rows]
         if rows and time.monotonic() - since_s > self.heartbeat_s:
-            # The event loop was blocked, or the machine stood still, and nobody has renewed these. They may be another
-            # worker's by now; those that are not, the next sweep finds.
+            # The event loop was blocked, or the machine stood still, and these leases were not renewed. Other workers
+            # may have the tasks by now; the next sweep finds those that are still ours.
             self._in_flight.must_sweep = True
             return
         fresh, foreign = list[TaskDelivery](), list[TaskDelivery]()
@@ -218,15 +219,17 @@ class TaskReader:
     def _drop_copies(
         self, found: list[TaskDelivery], second: Sequence[TaskDelivery], foreign: Sequence[TaskDelivery] = ()
     ) -> None:
-        # Anybody may write an entry with the id of a task. To ask the index for every entry would cost every task, so
-        # only those are asked for whose task is in our hands already, or that enqueue() did not write as they are.
+        # Any program can write an entry with the id of a task. Checking the index for every entry would slow down every
+        # task, so only entries whose task is already held, or that enqueue() cannot have written, are checked.
         suspects = {*second, *foreign}
         asked = [held for held in found if held in suspects] if suspects else []
         if not asked:
             return
         ids, index, done = [held.task.id for held in asked], self._keys.index, self._keys.done
         known = self._client.call(index, "HMGET", index, *ids)
-        ended = self._client.call(done, "HMGET", done, *ids)  # after the index: a task that ends is in either
+        ended = self._client.call(
+            done, "HMGET", done, *ids
+        )  # after the index: a task that has just ended is in at least one
         gone, waits = set[TaskDelivery](), set(second)
         for held, value, result in zip(asked, known, ended, strict=True):
             why = ""
@@ -237,7 +240,7 @@ class TaskReader:
             if why:
                 held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
             elif held in waits:
-                # Nobody knows another entry of the task: it waits until the one in our hands has ended.
+                # The index has no entry for the task: this one waits until the one that we hold has ended.
                 held.hand_back(int(_SECOND_S * 1000))
                 self.due_soon(held.store.lane, _SECOND_S)
             if why or held in waits:
@@ -245,7 +248,7 @@ class TaskReader:
         self._drop(found, gone)
 
     def _without_settled(self, store: LaneStore, entries: Entries) -> Entries:
-        # A group that was lost and created again hands out the history of the stream: the index tells what is open.
+        # A group that was lost and created again delivers the whole stream: the index knows which tasks are open.
         named = [(row[0], row[1][3]) for row in entries if len(row[1]) >= 4 and row[1][2] == b"task_id"]
         if not named:
             return entries
@@ -302,7 +305,7 @@ class TaskReader:
             self._postpone(store, [claim for claim in claims if claim.id in ids])
             self._drop(found, postponed)
         elif self._drains_for == store.lane:
-            self._end_drain()  # it is in hand, or with another worker
+            self._end_drain()  # its task is held here or by another worker
         self._drop_copies(found, second)
 
     def _postponed(self, store: LaneStore, again: Sequence[TaskDelivery], neighbours: int) -> set[TaskDelivery]:
@@ -335,7 +338,7 @@ class TaskReader:
         self._reads.note_due(store.lane, delay_ms)
 
     def _sweep(self, found: list[TaskDelivery], keeps_apart: bool) -> None:
-        # All lanes, for the doubt may be of a pop that reads others: what does not fit is sorted out later.
+        # All lanes, because the interrupted pop may have read others; misfits are moved later.
         self._in_flight.must_sweep = False
         self._reads.kill_abandoned()
         for store in self._lanes.all():
@@ -348,7 +351,7 @@ class TaskReader:
                     self._accept_again(store, claims, found, keeps_apart)
 
     def hand_back(self) -> None:
-        """Give back what pops that were cancelled or broke have left behind; other pops must not be under way."""
+        """Give back what cancelled or failed pops left behind; does nothing while other pops are under way."""
         if self._in_flight.can_sweep():
             with self._in_flight.claiming() as found:
                 self._sweep(found, keeps_apart=False)
@@ -366,7 +369,7 @@ class TaskReader:
     # --- time ---------------------------------------------------------------------------------------
 
     def due_soon(self, lane: Lane, delay_s: float) -> None:
-        """Take note that a task will be due, and let no read wait longer than that."""
+        """Record when a task will be due, and let no read wait longer."""
         self._reads.due_soon(lane, delay_s)
 
     def wake(self) -> None:
@@ -384,7 +387,7 @@ class TaskReader:
             moved, unknown = self._client.run("tasks/promote", [*keys, *streams], args, Repeat.ONCE)
             if not unknown:
                 if moved < _PROMOTED:
-                    self._reads.note_due(None, -1)  # the next read tells when to look again
+                    self._reads.note_due(None, -1)  # the next read returns when to look again
                 break
             self._due_lanes, is_new = [*(name.decode() for name in unknown), *self._due_lanes][:_PROMOTED], True
         if is_new:

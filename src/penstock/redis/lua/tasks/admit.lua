@@ -1,4 +1,4 @@
--- Lets a task in the hands of this consumer begin, if the limits of its kind allow that; else puts it aside: pending -> waiting.
+-- Lets a task of this consumer begin if the limits of its kind allow that; otherwise puts it aside: pending -> waiting.
 -- KEYS: per lane that is named: stream, retries; then attempts of the task's lane; then per limit: permits, waiting ('c') or
 --       rate, reserved ('r')
 -- ARGV: 1 group, 2 consumer, 3 id of the entry, 4 name of its lane, 5 id of the task, 6 number of lanes, 7 lease in ms,
@@ -7,7 +7,7 @@
 -- Returns: 1 = begin, 0 = put aside, -1 = it does not belong to this consumer any more, or the names of lanes whose tasks have
 --       permits and that were not named: name them and call again
 -- Called twice: a permit and a reservation are taken once, and what was put aside stays there.
--- A permit is worth what its task is: one whose task is not in hand any more, or whose holder was silent for a lease, is free.
+-- A permit is free again when its task is no longer pending with a worker, or its holder was silent for a lease.
 local call = redis.call
 local group, me, entry, lane, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lanes, lease_ms = tonumber(ARGV[6]), tonumber(ARGV[7])

@@ -2,10 +2,10 @@
 -- they are raised when a handler begins. A suspect is a task whose worker died before; its last run had no neighbours.
 -- The last run of another task does not count, because the worker may have died of a neighbour: it runs again, alone.
 -- KEYS: 1 stream, 2 retries, 3 attempts, 4 suspects, 5 dead, 6 index, 7 unique, 8 counts, 9 results, 10 done, 11 awaited
--- ARGV: 1 group, 2 silent for at least so many ms, 3 how many at most, 4 cursor, 5 how many entries of the slow sweep to look
---       at, 6 how often a task may be tried again, 7 now (ISO 8601)
--- Returns: {next cursor, how many are due now, {ids of the tasks that are dead}, 1 = there are more than one call can look at
---       without holding the server up}
+-- ARGV: 1 group, 2 minimum silence in ms, 3 how many at most, 4 cursor, 5 how many entries the slow sweep reads,
+--       6 how often a task may be retried, 7 now (ISO 8601)
+-- Returns: {next cursor, how many are due now, {ids of the tasks that are dead}, 1 = there are more than one call can read
+--       without blocking the server}
 -- Called twice: the second call finds others.
 local call = redis.call
 local stream, retries, attempts, suspects, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]

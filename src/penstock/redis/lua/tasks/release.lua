@@ -1,7 +1,7 @@
--- Gives a task that is in somebody's hands back: pending -> waiting, -> dead, or -> acknowledged.
+-- Settles a pending task, or renews its lease: pending -> waiting, -> dead, or -> acknowledged.
 -- KEYS: 1 stream, 2 retries, 3 attempts, 4 suspects, 5 dead, 6 index, 7 unique, 8 counts, 9 results, 10 done, 11 awaited,
 --       12 notice of the task
--- ARGV: 1 group, 2 consumer that must hold it ('' = whoever does), 3 id of the entry, 4 what: 'ack', 'nack', 'dead_letter' or 'extend',
+-- ARGV: 1 group, 2 consumer that must hold it ('' = any), 3 id of the entry, 4 what: 'ack', 'nack', 'dead_letter' or 'extend',
 --       5 delay in ms, 6 '1' = the run counts, '0' = it does not, '-' = it never began, 7 how often it may be tried again,
 --       8 reason, 9 error, 10 text, 11 now (ISO 8601), 12 kind ('' = look), 13 id of the task, 14 traceback,
 --       15 runs before this one ('' = one less than recorded)
@@ -19,7 +19,7 @@ if not entry or (ARGV[2] ~= '' and entry[2] ~= ARGV[2]) then return 'gone' end
 local begun = tonumber(call('HGET', attempts, entry_id) or entry[4])
 if what == 'extend' then
   if #call('XRANGE', stream, entry_id, entry_id) == 0 then return 'extended' end -- XCLAIM would drop it: see hold_vanished.lua
-  if call('ZSCORE', retries, entry_id) then return 'gone' end -- it waits, in nobody's hands
+  if call('ZSCORE', retries, entry_id) then return 'gone' end -- it waits, and no worker holds it
   call('XCLAIM', stream, group, entry[2], 0, entry_id, 'RETRYCOUNT', entry[4], 'JUSTID')
   return 'extended'
 end
