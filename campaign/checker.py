@@ -2,7 +2,7 @@
 
 lost          confirmed, and neither handled nor dead nor queued; what a FLUSHALL took is `flushed` instead
 stranded      pending or unread after the drain, with live workers
-innocent      dead, though no handler of it killed its process: it died with a neighbour
+innocent      dead, though no handler of it killed its process; reported with what ended each of its runs
 unexplained   a handler began again and nothing explains it
 
 A run is *explained* if its own process had been cut off and began it within SETTLING_S after that, before it could find
@@ -12,7 +12,7 @@ out that others had its messages; else by what happened to the run before it:
 * its process was killed, or cut off for longer than 0.7 leases (frozen, mute, the server away), while it ran, or within
   SETTLING_S before it began, so that it had lost the message and not found out, or within SETTLING_S after it ended,
   before its acknowledgement may have been made (time in which the process was frozen does not count);
-* its process was told to stop, or crashed, and it had not ended;
+* its process was asked to stop, or crashed, and it had not ended;
 * it ran while a failover or a jump of the server's clock may have undone its acknowledgement.
 
 Lost replies, resets, half replies, short pauses, restarts and busy processors explain nothing.
@@ -115,14 +115,18 @@ def judge(folder: Path, state: State, crashes: list[str], bounds: Bounds | None 
     verdict.flushed, verdict.lost = len(flushed), sorted(missing - flushed)
     for n, of in runs.items():
         _judge_runs(n, sorted(of, key=lambda run: run.begin), windows, verdict)
+    hits = losses(runs, windows, _held(folder))
     if state.is_steady:
-        hits = losses(runs, windows, _held(folder))
         verdict.slowest_s = longest_wait_s(runs, hits)
         felt = [*felt_by_all(confirmed, ended, runs, windows), *felt_by_held(runs, hits)]
         started = {line.process: line.at for line in lines(folder, "worker") if line.what == "started"}
         verdict.recoveries, verdict.late = against_bounds(felt, windows, Presence(started, windows), bounds or Bounds())
     poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}
-    verdict.innocent = sorted(f"{n}, after {len(runs[n])} runs" for n in state.dead if n not in poisonous)
+    verdict.innocent = sorted(
+        f"{n}, after {len(runs[n])} runs{_history(runs[n], hits.get(n, set()), windows)}"
+        for n in state.dead
+        if n not in poisonous
+    )
     stores = [state.results] if state.saved is None else [state.results, state.saved]
     verdict.results_twice = sorted({n for store in stores for n, count in store.items() if count > 1})
     if state.is_result_due:
@@ -183,6 +187,22 @@ def _judge_runs(n: str, runs: list[Run], windows: list[Window], verdict: Verdict
             )
             continue
         verdict.explained += 1
+
+
+def _history(runs: list[Run], hits: set[Window], windows: list[Window]) -> str:
+    """Return what ended each run of a message, and the faults that hit a worker which had it and had not begun it."""
+    events, unbegun = list[tuple[float, str]](), set(hits)
+    for run in runs:
+        end = "failed" if run.has_failed else f"ended at {run.end:.3f}" if run.end is not None else "never ended"
+        if run.end is None and not run.has_failed:
+            after = [w for w in windows if w.target == run.process and w.explains != "none" and w.end >= run.begin]
+            cause = min(after, key=lambda window: window.begin, default=None)
+            if cause is not None:
+                end = f"{cause.kind} at {cause.begin:.3f}"
+            unbegun = {window for window in unbegun if window.target != run.process or window.begin < run.begin}
+        events.append((run.begin, f"{run.process} from {run.begin:.3f}: {end}"))
+    events += [(w.begin, f"{w.target}, not begun: {w.kind} at {w.begin:.3f}") for w in unbegun]
+    return "".join(f"; {text}" for _, text in sorted(events))
 
 
 def _explains(window: Window, run: Run, windows: list[Window]) -> bool:

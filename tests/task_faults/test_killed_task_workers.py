@@ -78,6 +78,21 @@ def test_a_task_that_kills_its_workers_is_given_up_and_takes_no_neighbour_along(
     assert set(results(raw).values()) == {1}
 
 
+def test_tasks_that_never_began_beside_a_poisonous_one_keep_their_runs(
+    queue: RedisTaskQueue, start_worker: Start
+) -> None:
+    poison, quick = Task(kind="poison"), [Task(kind="quick", payload={"n": n}) for n in range(10)]
+    queue.enqueue_many([poison, *quick])  # each time the poisonous task begins first, and ends its process
+    for _ in range(4):
+        assert start_worker().wait(PATIENCE_S) == -signal.SIGKILL
+    start_worker()
+    assert queue.wait_for_result(poison.id, PATIENCE_S) is not None
+    results = [queue.wait_for_result(task.id, PATIENCE_S) for task in quick]
+    # The server counts a task that it hands out for the first time. From then on only a handler that begins counts.
+    assert [result and result.attempts for result in results] == [2] * len(quick)
+    assert [letter.task_id for letter in queue.dead.iterate()] == [poison.id]
+
+
 def test_a_task_that_calls_sys_exit_is_given_up_and_takes_no_neighbour_along(
     queue: RedisTaskQueue, start_worker: Start
 ) -> None:

@@ -101,6 +101,23 @@ async def test_a_retry_that_was_handed_out_to_nobody_is_taken_up(
     assert (again.id, again.attempts) == (task.id, 2)
 
 
+async def test_a_run_that_may_have_been_recorded_and_did_not_begin_costs_no_attempt(
+    lossy: RedisTaskQueue, fault_proxy: FaultProxy
+) -> None:
+    await lossy.enqueue(Task(kind="render"))
+    [task] = await lossy.pop_many(1)
+    await lossy.nack(task.id)
+    [again] = await lossy.pop_many(1, begin=False)
+    for _ in range(TRIES):
+        lose(fault_proxy, "streams/begin")
+    with pytest.raises(ConnectionLost):
+        await lossy.begin(again)
+    lossy.let_go(again.id, has_run=False)
+    [found] = await lossy.pop_many(1, begin=False, timeout=DEADLINE_S)
+    assert found == again
+    assert await lossy.begin(found)
+
+
 async def test_a_result_that_was_stored_is_known_to_be(
     lossy: RedisTaskQueue, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:

@@ -186,6 +186,21 @@ async def test_the_last_run_of_a_task_whose_workers_died_has_no_neighbours(
     assert {task.id for task in found} <= {task.id for task in tasks[1:]}
 
 
+async def test_a_task_that_ran_alone_keeps_no_other_waiting_when_it_is_done(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    async with RedisTaskQueue(redis_url, "jobs") as dead:
+        await dead.enqueue(Task(kind="work"))
+        await dead.pop_many(1)
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    raw.hset(queue.keys.tasks().attempts("jobs"), raw.xrange("jobs.tasks")[0][0], queue.max_retry)
+    [lone] = await queue.pop_many(1)
+    await finish(queue, lone)
+    task = Task(kind="work")
+    await queue.enqueue(task)
+    assert await queue.pop(block=False) == in_first_run(task)
+
+
 async def test_what_waits_for_a_lone_task_is_put_aside_in_one_step(
     queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +231,116 @@ async def test_few_tasks_of_dead_workers_are_taken_at_once_and_all_that_failed(
     assert 0 < len(first) <= 20, "should one of them kill the worker, the others are free for the next"
     assert then
     assert not {task.id for task in first} & {task.id for task in then}
+
+
+async def failed_once(queue: RedisTaskQueue, count: int = 1) -> list[Task]:
+    """Returns tasks that wait for their second run."""
+    await queue.enqueue_many([Task(kind="render") for _ in range(count)])
+    tasks = await queue.pop_many(count)
+    for task in tasks:
+        await queue.nack(task.id)
+    return tasks
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_only_a_run_that_began_counts_when_its_worker_dies(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, has_begun: bool
+) -> None:
+    await failed_once(queue)
+    async with RedisTaskQueue(redis_url, "jobs") as dead:
+        [task] = await dead.pop_many(1, begin=False)
+        assert task.attempts == 2
+        if has_begun:
+            assert await dead.begin(task)
+            assert await dead.begin(task), "recorded once"
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    assert [task.attempts for task in await queue.pop_many(1)] == [3 if has_begun else 2]
+
+
+async def test_a_task_that_never_began_is_handed_back_with_its_attempts_and_its_suspicion(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    async with RedisTaskQueue(redis_url, "jobs") as dead:
+        await dead.enqueue(Task(kind="render"))
+        await dead.pop_many(1)
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    for _ in range(3):
+        [task] = await queue.pop_many(1, begin=False)
+        assert task.attempts == 2
+        assert await queue.nack(task.id, counts=False)
+    assert raw.scard(queue.keys.suspects()) == 1
+    [task] = await queue.pop_many(1)
+    assert await queue.nack(task.id)
+    assert raw.scard(queue.keys.suspects()) == 0
+
+
+async def test_a_task_that_another_worker_has_meanwhile_does_not_begin(
+    queue: RedisTaskQueue, other: RedisTaskQueue
+) -> None:
+    await failed_once(queue)
+    [task] = await queue.pop_many(1, begin=False)
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    [again] = await other.pop_many(1, begin=False)
+    assert not await queue.begin(task)
+    assert await other.begin(again)
+
+
+async def test_a_copy_of_a_task_that_was_lost_and_taken_again_does_not_begin(queue: RedisTaskQueue) -> None:
+    await failed_once(queue)
+    [task] = await queue.pop_many(1, begin=False)
+    queue.let_go(task.id, has_run=False)
+    [again] = await queue.pop_many(1, begin=False)
+    assert again == task
+    assert not await queue.begin(task)
+    assert await queue.begin(again)
+
+
+async def test_tasks_whose_workers_died_begin_one_after_the_other(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, most, run = 0, 0, queue.client.run
+
+    async def counted_run(name: str, *args: Any) -> Any:
+        nonlocal under_way, most
+        under_way += name == "streams/begin"
+        most = max(most, under_way)
+        try:
+            return await run(name, *args)
+        finally:
+            under_way -= name == "streams/begin"
+
+    async with RedisTaskQueue(redis_url, "jobs") as dead:
+        await dead.enqueue_many([Task(kind="render") for _ in range(4)])
+        await dead.pop_many(4)
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 4
+    tasks = await queue.pop_many(4, begin=False)
+    monkeypatch.setattr(queue.client, "run", counted_run)
+    beginnings = [start(queue.begin, task) for task in tasks]
+    for beginning in beginnings:
+        await join(beginning)
+    assert (len(tasks), most) == (4, 1)
+
+
+async def test_a_task_whose_first_worker_dies_in_its_last_run_runs_once_more_and_alone(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    await queue.enqueue(Task(kind="render"))
+    for _ in range(queue.max_retry):
+        [task] = await queue.pop_many(1)
+        await queue.nack(task.id)
+    await queue.enqueue(Task(kind="render"))
+    async with RedisTaskQueue(redis_url, "jobs") as dead:
+        found = await dead.pop_many(2)
+        found += await dead.pop_many(2)
+        assert len(found) == 2  # its last run, with a neighbour that may be to blame
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 2
+    async with RedisTaskQueue(redis_url, "jobs") as dead:
+        [last] = await dead.pop_many(2)
+        assert (last.id, last.attempts) == (task.id, queue.max_retry + 1)
+        assert await dead.pop_many(2, block=False) == []
+    while not raw.xlen("jobs.dead"):
+        await other.requeue_orphans(1, 10)
+    assert [letter[b"task_id"].decode() for letter in entries(raw, "jobs.dead")] == [task.id]
 
 
 async def test_an_entry_that_was_deleted_in_hand_stops_nobody(

@@ -625,6 +625,29 @@ async def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQu
         assert [(await result_of(queue, task)).data for task in tasks] == [2] * 20
 
 
+async def test_a_task_whose_lease_was_lost_before_it_began_does_not_run(redis_url: str, raw: redis.Redis) -> None:
+    handlers, may_end, ran, events = Handlers(), Event(), list[int](), list[Occurrence]()
+
+    @handlers.task("work")
+    async def work(task: Task) -> None:
+        ran.append(task.payload["n"])
+        await wait_for(may_end)
+
+    first, lost = tasks = [Task(kind="work", payload={"n": n}) for n in range(2)]
+    async with RedisTaskQueue(redis_url, "jobs", on_event=events.append) as queue:
+        await queue.enqueue_many(tasks)
+        async with running(quick(queue, handlers, concurrency=1, idle_ms=1_000)):
+            await eventually(lambda: ran and raw.xpending("jobs.tasks", "jobs")["pending"] == 2)
+            _, (entry_id, _) = raw.xrange("jobs.tasks")
+            raw.xclaim("jobs.tasks", "jobs", "thief", 0, [entry_id], justid=True)
+            raw.zadd(queue.keys.tasks().retries("jobs"), {entry_id: time.time() * 1000 + 3_600_000})  # it stays there
+            await eventually(lambda: [event.fields["ids"] for event in events if event.name == "lease_lost"])
+            may_end.set()
+            await result_of(queue, first)
+            assert await queue.get_result(lost.id) is None
+    assert ran == [0]
+
+
 async def test_each_task_that_must_run_alone_gets_its_turn_while_others_keep_coming(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

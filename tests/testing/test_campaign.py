@@ -55,6 +55,27 @@ def test_what_is_confirmed_must_be_handled_dead_or_queued(folder: Path) -> None:
     assert not found.is_clean
 
 
+def test_an_innocent_message_is_told_with_what_ended_each_of_its_runs(folder: Path) -> None:
+    wrote(folder, "producer-0", "confirmed 1 1.0", "confirmed 2 1.0")
+    wrote(folder, "worker-0", "begin 1 10.0", "fail 1 10.1")
+    wrote(folder, "worker-1", "begin 1 20.0")
+    wrote(folder, "worker-2", "begin 2 30.0", "dying 2 30.5")
+    broke(
+        folder,
+        Window("nap", "worker-1", 20.1, 20.2, "none"),
+        Window("kill", "worker-1", 20.5, 20.5, "all"),
+        Window("freeze", "worker-3", 40.0, 49.0, "all"),
+    )
+    held(
+        folder, InFlight("worker-1", 20.6, ["1"]), InFlight("worker-2", 30.6, ["1"]), InFlight("worker-3", 40.1, ["1"])
+    )
+    [told] = verdict_of(folder, dead=Counter(["1", "2"])).innocent
+    assert told == (
+        "1, after 2 runs; worker-0 from 10.000: failed; worker-1 from 20.000: kill at 20.500; "
+        "worker-2, not begun: poison at 30.500; worker-3, not begun: freeze at 40.000"
+    )
+
+
 def test_what_a_flush_took_is_counted_apart(folder: Path) -> None:
     wrote(folder, "producer-0", "confirmed 1 1.0", "confirmed 2 9.0")
     broke(folder, Window("flushall", "*", 5.0, 5.1, "all"))

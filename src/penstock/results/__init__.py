@@ -1,7 +1,7 @@
 """Where the results of tasks are kept: on the file system, in PostgreSQL, in an object store.
 
-The first valid result of a task id stays, whoever comes later. The names here are async; `penstock.sync.results` has
-the same names for plain functions and threads.
+The first valid result of a task id stays; later ones are rejected. The names here are async; `penstock.sync.results`
+has the same names for plain functions and threads.
 """
 
 from penstock.results.backend import ResultBackend, results_table

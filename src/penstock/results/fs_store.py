@@ -2,7 +2,7 @@
 
     <root>/<day>/<kind>-<id>.msgpack[.gz]     the result; created by a hard link, which never replaces a file
     <root>/.ids/<bucket>/<id>                 a symbolic link that says `<day>/<kind>.msgpack[.gz]`: where the result of
-                                              this id lies or will lie, whoever writes it and on whichever day
+                                              this id is or will be stored, by any process, on any day
     <root>/.incoming/<random>                 what is being written; left behind only by a process that was killed
 
 The symbolic link is read, not followed: without the id its text fits into the inode. Saving one id goes through these
@@ -13,10 +13,10 @@ steps, each of which may be the last one before a crash:
 3. publish   a hard link gives the draft the claimed name. Only one writer can do that: the result is there.
 4. settle    the folders are synced, the draft's own name is removed.
 
-Whoever finds a valid file at the claimed name syncs its folder and leaves it: the first result wins.
+A process that finds a valid file at the claimed name syncs its folder and leaves it: the first result wins.
 
-Whoever may write to the folder may put a link, a pipe or a device there: nothing behind a link is written or deleted,
-and only plain files are read.
+Users who can write to the folder can put a link, a pipe or a device there: nothing behind a link is written or
+deleted, and only plain files are read.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ _LEFT_BEHIND_S = 24 * 3600.0
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP = 16 + zlib.MAX_WBITS  # the format, for zlib
 _MAX_UNPACKED = 256 << 20  # a megabyte of gzip may unpack to a thousand
-_HERE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link, and no pipe that nobody reads or writes
+_HERE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # do not follow links, or block on pipes
 _WORTH_IT = 32  # below that, syncing each costs less than waiting for what other programs have written
 
 
 def passes_by_itself(error: OSError) -> bool:
-    """Return whether the same call may succeed later, without anybody acting."""
+    """Return whether the same call may succeed later by itself."""
     return error.errno not in _STAYS
 
 
 class ResultPlace(NamedTuple):
-    """Where the result of a task id lies: decided once, by whoever claims the id first."""
+    """Where the result of a task id is stored: decided once, by the first process to claim the id."""
 
     day: str
     kind_name: str
@@ -100,7 +100,7 @@ class FSStore:
             return saving.stored
 
     def claim(self, entry: StoredResult, link: Path) -> tuple[ResultPlace, bool]:
-        """Return where the result of this id lies or will lie, and whether nobody claimed the id before."""
+        """Return where the result of this id is or will be stored, and whether the id was unclaimed."""
         result = entry.result
         wanted = ResultPlace(day_of(result), kind_name(result.kind), _PACKED if self._is_packed else _PLAIN)
         try:
@@ -141,7 +141,7 @@ class FSStore:
         return above
 
     def forget_folders(self) -> None:
-        """Look again which folders there are: somebody may have removed some."""
+        """Forget which folders exist: some may have been removed."""
         self._known_folders.clear()
 
     def _remove_left_behind(self, incoming: Path) -> None:
@@ -374,7 +374,7 @@ def _unpacked(packed: bytes) -> bytes:
 
 
 def _is_worth_syncing_at_once(count: int) -> bool:
-    """Return whether so many files or folders are better synced with everything else on their file system."""
+    """Return whether syncing the whole file system is faster than syncing this many files or folders."""
     return count >= _WORTH_IT and _syncfs() is not None
 
 

@@ -68,7 +68,7 @@ class PostgresBackend(Backend):
             waiting = entries[start : start + _MOST_AT_ONCE]
             for _ in range(_TRIES):
                 stored |= await self._insert(waiting)
-                # A row that was in the way and is gone again: somebody deletes old results.
+                # A conflicting row has disappeared: old results are being deleted.
                 waiting = [entry for entry in waiting if entry.result.task_id not in stored]
                 if not waiting:
                     break
@@ -155,7 +155,7 @@ class PostgresBackend(Backend):
                     await connection.rollback()
             raise
         except BaseException:
-            await self._drop()  # cancelled in the middle: what the server still sends belongs to nobody
+            await self._drop()  # cancelled in the middle: nothing reads the rest of the reply
             raise
 
     async def _open(self) -> Connection:

@@ -117,7 +117,7 @@ def fitted(key: str, value: object, hint: Any, name: str) -> Any:
 
 
 def plain(hint: Any) -> Any:
-    """Return a type without its limits, and without None beside it."""
+    """Return a type without its limits and without `| None`."""
     if get_origin(hint) is Annotated:
         return plain(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
@@ -127,7 +127,7 @@ def plain(hint: Any) -> Any:
 
 
 def is_options(kind: Any) -> bool:
-    """Tell whether a type is a table of texts, whose names are somebody else's."""
+    """Return whether a type is a table of strings whose keys another library defines."""
     return get_origin(kind) is not None and get_args(kind) == (str, str)
 
 

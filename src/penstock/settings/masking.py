@@ -18,7 +18,7 @@ _NAMES = (
     r"|(?:[_-]|api|access|account|private|shared)keys?(?![a-z])"
 )
 _SECRET = re.compile(_NAMES, re.IGNORECASE)
-# Everything up to the last @ is a login: passwords that nobody has percent-encoded hold @ and / as well.
+# Everything up to the last @ is a login: passwords that are not percent-encoded may contain @ and /.
 _LOGIN = re.compile(r"(?<=://)([^\s@:/?#]*)(:\S*)?@")
 # In the query of a URL an & ends the value, elsewhere it may be part of it.
 _ASSIGNED = re.compile(
@@ -29,7 +29,7 @@ _ORACLE = re.compile(r"(jdbc:oracle:\w+:[^\s/@]*/)(\S*)@", re.IGNORECASE)
 
 
 def is_secret(key: str) -> bool:
-    """Tell whether the value of such a key is never shown."""
+    """Return whether the value of this key is never shown."""
     return _SECRET.search(key) is not None and not key.endswith("_file")
 
 

@@ -112,7 +112,7 @@ def _table_schema(table: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SettingOrigin:
-    """The place in which a value was written, as precisely as it is known."""
+    """Where a value was written, as precisely as it is known."""
 
     source: Literal["default", "file", "environment", "flag"]
     place: str = ""
@@ -123,7 +123,7 @@ class SettingOrigin:
 
 @dataclass(frozen=True)
 class Given:
-    """A value that somebody gave for `table.key` or `table.provider.key`, and where."""
+    """A value given for `table.key` or `table.provider.key`, and where."""
 
     path: tuple[str, ...]
     value: Any

@@ -1,4 +1,4 @@
-"""Brings outcomes to where they belong: results to the back-end and then to the queue, failures back or to the dead."""
+"""Settles outcomes: saves results in the back-end, then in the queue; retries failed tasks or dead-letters them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from penstock.tasks.runner import Failed, Outcome, follow_ups
 logger = logging.getLogger("penstock.tasks")
 BATCH = 500
 _LINGER_S = 0.002  # results of this moment travel together
-_PATIENCE_S = 60.0  # with a back-end that is away; the results are kept, and their tasks in hand
+_PATIENCE_S = 60.0  # with a back-end that is unavailable; the results are kept, and their tasks held
 _DOUBT_S = 5.0  # with one that fails for no known reason
 _AWAY = (BackendUnavailable, OSError)  # TimeoutError is one of the latter
 Row: TypeAlias = tuple[Task, Result]
 
 
 class ResultCommitter:
-    """Settles what the hands of one worker have done.
+    """Settles what the handlers of one worker have done.
 
     Guarantees: a result is saved in the back-end, and follow-ups are queued, before the task is acknowledged. While the
     back-end is away, results are kept and saved when it is back. A task whose result cannot be saved at all is not
@@ -59,8 +59,8 @@ class ResultCommitter:
         self._done: list[Row] = []
         self._kept: list[Row] = []  # the back-end did not take them, and is asked again at `_again_s`
         self._again_s = 0.0
-        self._tries = 0  # in a row in which it took nothing
-        self._since_s: dict[str, float] = {}  # when the back-end first refused the result of a task that is in hand
+        self._tries = 0  # consecutive failed saves
+        self._since_s: dict[str, float] = {}  # when the back-end first failed to save the result of a held task
         self._put_offs = DelaysById()  # of tasks that ran for nothing
         self._flushing = Lock()
         self._under_way = 0
@@ -72,18 +72,18 @@ class ResultCommitter:
         return len(self._done) + len(self._kept) + self._under_way
 
     async def settle(self, task: Task, outcome: Outcome) -> None:
-        """Take in what became of a task; results are sent on in batches, failures at once."""
+        """Settle the outcome of a task: results in batches, failures at once."""
         if isinstance(outcome, Failed):
             await self.fail(outcome)
             return
         with self._lock:
             self._done.append((task, outcome))
-            # Counted before another hand adds one: of two that count two, neither would be the first and call.
+            # Under the lock: if two threads added one and both then counted two, neither would set the flag.
             if len(self._done) == 1 or len(self._done) >= BATCH:
                 self.dirty.set()
 
     def let_go(self, task: Task, *, has_run: bool) -> None:
-        """Leave a task to its lease when the queue cannot be told: renewed, it would be with us for ever."""
+        """Stop renewing a task that cannot be settled: otherwise this worker would hold it forever."""
         let_go = getattr(self._queue, "let_go", None)
         if let_go is not None:
             let_go(task.id, has_run=has_run)
@@ -126,7 +126,7 @@ class ResultCommitter:
         )
 
     async def _save_now(self, row: Row) -> bool:
-        # By the hand that has run the task: it waits for a back-end that is away.
+        # Runs in the activity that ran the task, which waits while the back-end is unavailable.
         while True:
             saved, kept = await self._save([row])
             if not kept:
@@ -178,7 +178,7 @@ class ResultCommitter:
                 try:
                     await self._finish(rows)
                 except BaseException:
-                    # Nothing of it is known to be settled: whoever flushes next tries again.
+                    # None of it is known to be settled: the next flush tries again.
                     with self._lock:
                         self._done[:0] = rows
                         self.dirty.set()

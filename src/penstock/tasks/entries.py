@@ -65,7 +65,7 @@ class TaskEntries:
         return raw if self._protection is None else self._protection.open(raw, self._place, task_id)
 
     def read(self, fields: Sequence[bytes], runs: int = 0) -> Task:
-        """Read the task of an entry, of which so many runs have begun; raise Malformed for what is none."""
+        """Read the task of an entry, with `runs` in this lane as attempts; raise Malformed if it is not a task."""
         if len(fields) == 6 and fields[0] == b"data" and self._protection is None:
             raw, task_id = fields[1], ""
         else:

@@ -94,7 +94,7 @@ class Limits:
                 check_number(what, value)
 
     def __bool__(self) -> bool:
-        """Tell whether there is any limit."""
+        """Return whether there is any limit."""
         return any((self.max_concurrency, self.max_concurrency_per_key, self.rate, self.rate_per_key))
 
     def concurrency_of(self, task: Task) -> list[tuple[str, int]]:
@@ -204,7 +204,7 @@ class Handlers:
         return self._by_kind[kind]
 
     def __contains__(self, kind: object) -> bool:
-        """Tell whether there is a handler of the kind."""
+        """Return whether there is a handler for the kind."""
         return kind in self._by_kind
 
     def __iter__(self) -> Iterator[TaskHandler]:

@@ -1,4 +1,4 @@
-"""What a queue object holds: every task that the server handed to it and has not settled."""
+"""What a queue object holds: every task that the server delivered to it and has not settled."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from penstock import envelope
 from penstock.delivery.group_commands import Redelivery
 from penstock.keys import StreamKeys
-from penstock.tasks.entries import runs_elsewhere
 from penstock.tasks.lane_store import TaskDelivery
 
 
 class TasksInFlight:
     """The tasks of this object that the server has not settled: the heartbeat renews exactly these.
 
-    Guarantees: a task is here as soon as the reply that brings it, and until the server is known to have settled it.
-    What a lost reply, or a pop that was cut off, left with nobody is not here: `must_sweep` tells that the server is to
-    be asked for it. For any number of threads.
+    Guarantees: a task is here from the moment its reply arrives until the server is known to have settled it. Tasks
+    that a lost reply or an interrupted pop left behind are not here: `must_sweep` means that the server must be asked
+    for them. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -26,7 +24,7 @@ class TasksInFlight:
         self._by_entry: dict[StreamKeys, dict[str, TaskDelivery]] = {}
         self.must_sweep = False
         self._claims: dict[int, list[TaskDelivery]] = {}  # under way, by the identity of the list
-        # Attempts before a run that may be recorded and never was. Lanes may have entries of one id.
+        # Attempts before a run that may be recorded and did not begin. Lanes may have entries of one id.
         self._not_run: dict[tuple[StreamKeys, str], int] = {}
 
     def __len__(self) -> int:
@@ -46,7 +44,7 @@ class TasksInFlight:
         return self._by_id.get(task_id)
 
     def add(self, deliveries: Iterable[TaskDelivery]) -> list[TaskDelivery]:
-        """Hold tasks; return those whose id is that of another entry, which is held already or comes before them."""
+        """Hold tasks; return those whose id another entry has that is held already or precedes them."""
         store, entries, second = None, dict[str, TaskDelivery](), list[TaskDelivery]()
         by_id = self._by_id
         for delivery in deliveries:
@@ -59,10 +57,12 @@ class TasksInFlight:
                 else:
                     by_id[delivery.task.id] = delivery
             entries[delivery.entry_id] = delivery
+            if delivery.is_again:
+                self._not_run.pop((store.streams, delivery.entry_id), None)  # other workers may have run it since
         return second
 
     def release(self, deliveries: Iterable[TaskDelivery]) -> None:
-        """Let go of tasks."""
+        """Release tasks."""
         store, entries = None, dict[str, TaskDelivery]()
         for delivery in deliveries:
             if delivery.store is not store:
@@ -72,19 +72,19 @@ class TasksInFlight:
             entries.pop(delivery.entry_id, None)
 
     def lose(self, streams: StreamKeys, entry_ids: Iterable[str]) -> list[TaskDelivery]:
-        """Let go of entries of a stream that belong to another consumer now; return their tasks."""
+        """Release entries of a stream that now belong to another consumer; return their tasks."""
         entries = self.of(streams)
         lost = [entries[name] for name in entry_ids if name in entries and not entries[name].is_settling]
         self.release(lost)
         return lost
 
-    # --- what nobody has ----------------------------------------------------------------------------
+    # --- what was left behind -----------------------------------------------------------------------
 
     @contextmanager
     def claiming(self) -> Iterator[list[TaskDelivery]]:
-        """Collect tasks from the moment in which the server may hand them out until the caller has them.
+        """Collect tasks from the moment the server may deliver them until the caller has them.
 
-        If something comes in between, nobody has them: they are let go, and the next sweep finds them.
+        If the block raises, they are released, and the next sweep finds them.
         """
         found: list[TaskDelivery] = []
         self._claims[id(found)] = found
@@ -97,23 +97,18 @@ class TasksInFlight:
             del self._claims[id(found)]
 
     def can_sweep(self, mine: list[TaskDelivery] | None = None) -> bool:
-        """Return whether a sweep is needed, and no claim but mine is under way, whose tasks it would take for lost."""
+        """Return whether a sweep is needed and safe: it would mistake the tasks of other claims under way for lost."""
         return self.must_sweep and not self._claims.keys() - {id(mine)}
 
     def never_ran(self, deliveries: Sequence[TaskDelivery]) -> None:
-        """Let go of tasks that may be recorded as begun, and were not: the next sweep finds them."""
+        """Release tasks that may be recorded as begun and were not: the next sweep finds them."""
+        # Also without begin(): a run that was recorded earlier and did not begin may still be in the record.
         self._not_run.update(
-            {(each.store.streams, each.entry_id): each.task.attempts - 1 for each in deliveries if each.is_again}
+            {(each.store.streams, each.entry_id): each.attempts for each in deliveries if each.is_again}
         )
         self.release(deliveries)
         self.must_sweep = True
 
     def as_before(self, streams: StreamKeys, claims: Sequence[Redelivery]) -> list[Redelivery]:
-        """Return claims that a sweep made with the attempts that really were."""
-        found = []
-        for claim in claims:
-            runs = self._not_run.pop((streams, claim.id), None)
-            # Those of another lane are written in the entry, and counted when it is read.
-            elsewhere = runs_elsewhere(envelope.as_mapping(claim.fields)) or 0
-            found.append(claim if runs is None else replace(claim, attempts=runs - elsewhere))
-        return found
+        """Return the claims of a sweep, without attempts that were recorded and did not begin."""
+        return [replace(claim, attempts=self._not_run.pop((streams, claim.id), claim.attempts)) for claim in claims]

@@ -1,4 +1,4 @@
-"""The lanes of a queue in Redis: which there are, and the scripts by which their tasks begin and end."""
+"""The lanes of a queue in Redis: which exist, and the scripts that begin and settle their tasks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from penstock.tasks.result_store import stored
 _PAGE = 1_000
 LOOK_EVERY_S = 1.0
 _COMPARED_MS = 3_600_000
-_ASKS_AGAIN_MS = 10_000  # a task that waits for a permit is woken when one is free; this is for when nobody wakes it
+_ASKS_AGAIN_MS = 10_000  # a task waiting for a permit is made due when one is free; this is the fallback
 _HEARD = {"ack": b"acked", "dead_letter": b"dead", "nack": b"dead"}  # one that waits is still pending
 
 
 class Release(NamedTuple):
-    """How a task leaves the hands of its holder: `what` is ack, nack or dead_letter; extend renews its lease."""
+    """How its holder settles a task: `what` is ack, nack or dead_letter; extend only renews its lease."""
 
     what: str
     delay_ms: int = 0
@@ -43,18 +43,24 @@ class Release(NamedTuple):
 
 
 class TaskDelivery(msgspec.Struct, gc=False, eq=False):
-    """A task in our hands: the entry that it is, and the lane that settles it."""
+    """A task that this consumer holds: its entry, and the lane that settles it."""
 
     task: Task
     store: LaneStore
     entry_id: str
     is_again: bool  # it was handed out before, so there are records of that
-    is_settling: bool = False  # an answer is under way: that it is not pending any more does not mean that it is lost
+    deliveries: int = 0  # before this run
+    attempts: int = 0  # before this run, in this lane
+    has_begun: bool = True  # the run is recorded, or may be; the server counts a first one when it hands the task out
+    is_suspect: bool = False  # a worker died while it held the task
+    is_settling: bool = False  # a settling command is under way: if the task is no longer pending, it need not be lost
 
     async def release(self, ending: Release) -> str:
-        """Acknowledge the task, give it back, give it up or renew it; return what became of it: 'gone' = not ours."""
+        """Acknowledge the task, give it back, give it up or renew it; return its new state: 'gone' = not ours."""
         with _settling([self] if ending.what != "extend" else []):
-            return await self.store.release(ending, self.entry_id, self.task.id, self.task.kind, self.store.consumer)
+            return await self.store.release(
+                ending, self.entry_id, self.task.id, self.task.kind, self.store.consumer, self.attempts, self.has_begun
+            )
 
     async def hand_back(self, delay_ms: int = 0) -> None:
         """Give the task back without counting a run."""
@@ -92,7 +98,7 @@ class LaneStore:
         self.has_group = False  # as far as we know
 
     async def finish(self, rows: Sequence[tuple[TaskDelivery, Result]]) -> list[bool]:
-        """Store results and acknowledge their tasks; False = not ours any more, or another result was first."""
+        """Store results and acknowledge their tasks; False = no longer ours, or another result was first."""
         bodies, answers = [encode(result) for _, result in rows], list[bool]()
         calls = list(steps([len(body) for body in bodies], len(rows)))
         with _settling([held for held, _ in rows]):
@@ -123,15 +129,22 @@ class LaneStore:
             ]
         return [answer == 1 for answer in answers]
 
-    async def release(self, ending: Release, entry_id: str, task_id: str, kind: str, owner: str = "") -> str:
-        """Acknowledge a task, give it back or give it up; return what became of it: 'gone' = not in that hand."""
+    async def release(
+        self, ending: Release, entry_id: str, task_id: str, kind: str, owner: str = "", attempts: int | None = None,
+        has_begun: bool = True,
+    ) -> str:  # fmt: skip
+        """Acknowledge a task, give it back or give it up; return its new state: 'gone' = not held by the owner.
+
+        `attempts` are those before this run, None if they are unknown.
+        """
         keys = [*self._ends, self._keys.notice(task_id)]
         args: list[str | int] = [
-            self._group, owner, entry_id, ending.what, ending.delay_ms, int(ending.counts), ending.max_retry,
-            ending.reason, ending.error, ending.text, _now(), kind, task_id, ending.traceback,
+            self._group, owner, entry_id, ending.what, ending.delay_ms, int(ending.counts) if has_begun else "-",
+            ending.max_retry, ending.reason, ending.error, ending.text, _now(), kind, task_id, ending.traceback,
+            "" if attempts is None else attempts,
         ]  # fmt: skip
         unconfirmed, answer = set[str](), b"gone"
-        # Without a group nobody has read the lane yet, or it and what was in hand went together.
+        # Without a group, the lane has not been read yet, or the group was lost with everything pending in it.
         with suppress(GroupLost):
             answer = await settle(self._client, "tasks/release", keys, args, (entry_id,), unconfirmed)
         if unconfirmed and answer == b"gone":
@@ -176,7 +189,7 @@ class LaneStore:
                 left = left[looked:]
 
     async def close(self) -> bool:
-        """Take the lane off the list if nothing is in it and nobody reads it; tell whether it went."""
+        """Remove the lane from the list if it is empty and no worker reads it; return whether it was removed."""
         keys = [
             self._keys.lanes, self.stream, self.retries, self.attempts, self.suspects,
             self.streams.position(self._group),
@@ -202,7 +215,7 @@ class LaneRegistry:
     def __init__(self, client: StreamClient, keys: TaskKeys, group: str, consumer: str) -> None:
         self.client, self.keys, self.group, self.consumer = client, keys, group, consumer
         self._stores: dict[Lane, LaneStore] = {}
-        self.is_restored = False  # a group was lost lately: what comes as new may have been done
+        self.is_restored = False  # a group was lost recently: tasks delivered as new may be done already
         self._looked_s = float("-inf")
 
     def store(self, lane: Lane) -> LaneStore:
@@ -272,7 +285,7 @@ class Admission:
         self._holding: dict[str, list[str]] = {}  # by kind: the lanes whose tasks had permits when it was asked last
 
     async def admit(self, held: TaskDelivery, limits: Limits, lease_ms: int) -> bool:
-        """Tell whether a task may begin; if not, it was put aside and will come again."""
+        """Return whether a task may begin; if not, it was put aside and is delivered again later."""
         kind, lane = held.task.kind, held.store.lane.name
         limit_keys: list[str] = []
         limit_args: list[str | int] = []
@@ -288,7 +301,7 @@ class Admission:
             keys = [key for stream in streams for key in (stream.stream, stream.retries(self._group))]
             args: list[str | int] = [
                 self._group, held.store.consumer, held.entry_id, lane, held.task.id, len(names), lease_ms,
-                _ASKS_AGAIN_MS,
+                _ASKS_AGAIN_MS, held.attempts,
             ]  # fmt: skip
             reply = await self._client.run(
                 "tasks/admit",
@@ -302,7 +315,7 @@ class Admission:
             names = list(dict.fromkeys([*names, *self._holding[kind]]))
 
     async def give_back(self, task: Task, limits: Limits) -> set[Lane]:
-        """Give the permits of a task back; return the lanes in which another one may begin for that."""
+        """Return the permits of a task; return the lanes where another task may begin now."""
         woken = set[Lane]()
         for scope, _ in limits.concurrency_of(task):
             names: list[str] = []

@@ -1,8 +1,8 @@
 """Lanes: the streams of a queue, one for each priority and each set of capabilities that tasks require.
 
 A worker reads only the lanes whose tasks it can do, so what it cannot do stays where it is: no attempt is burnt and
-nothing goes round in circles. A task that lies in a lane where it does not belong (its kind is known to other workers
-only, or somebody wrote it by hand) is moved to the right one by the first worker that meets it.
+no task moves in circles. A task in the wrong lane (only other workers know its kind, or another program wrote it) is
+moved to the right one by the first worker that reads it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from urllib.parse import quote, unquote
 from penstock.task import Priority, Task
 
 PRIORITIES = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
-LOWEST_FIRST_EVERY = 8  # of so many reads one begins with the lowest priority
-_SHARE = 8  # and of every larger batch, one part of so many is kept for each lower priority
+LOWEST_FIRST_EVERY = 8  # one read in this many begins with the lowest priority
+_SHARE = 8  # and this fraction of every larger batch is kept for each lower priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,13 @@ class TaskFilter:
         self.kinds = None if kinds is None else frozenset(kinds)
 
     def accepts(self, task: Task) -> bool:
-        """Tell whether the worker can do a task."""
+        """Return whether the worker can handle a task."""
         return (self.kinds is None or task.kind in self.kinds) and (
             self.provides is None or task.requires <= self.provides
         )
 
     def reads(self, lane: Lane) -> bool:
-        """Tell whether the worker can do tasks of a lane."""
+        """Return whether the worker can handle tasks of a lane."""
         return (self.provides is None or lane.requires <= self.provides) and (
             self.kinds is None or lane.kind is None or lane.kind in self.kinds
         )

@@ -17,8 +17,8 @@ from penstock.tasks.lanes import reading_order
 from penstock.tasks.listed import LaneGauges, PendingTask, QueueGauges
 
 _PAGE = 500
-_COUNTED_PAGE, _COUNTED_PAGES = 1_000, 10  # entries in hand whose idle times are looked at
-_LOOKED_AT = 64  # tasks in hand at once, for they may be large
+_COUNTED_PAGE, _COUNTED_PAGES = 1_000, 10  # pending entries whose idle times are read
+_LOOKED_AT = 64  # tasks per request, because they may be large
 
 
 class TaskListing:
@@ -29,7 +29,7 @@ class TaskListing:
         self._entries = TaskEntries(lanes.keys, lanes.client.protection, limits)
 
     async def open_tasks(self, limit: int, offset: int) -> list[Task]:
-        """Return open tasks, without the first so many."""
+        """Return open tasks from `offset` on."""
         found: list[Task] = []
         async for task in self._iterate():
             if len(found) >= offset + limit:
@@ -80,7 +80,7 @@ class TaskListing:
                 try:
                     rows = await self._client.call(store.stream, *command)
                 except GroupLost:
-                    continue  # nothing is in hand; the next worker makes the group
+                    continue  # nothing is pending; the next worker creates the group
                 for start in range(0, len(rows), _LOOKED_AT):
                     found += await self._look(store, rows[start : start + _LOOKED_AT])
         return found
@@ -136,7 +136,7 @@ class TaskListing:
             try:
                 in_hand, waiting, longest_ms, further = await self._client.run("tasks/gauges", keys, args, Repeat.READ)
             except GroupLost:
-                break  # nothing is in hand; the next worker makes the group
+                break  # nothing is pending; the next worker creates the group
             idle_ms = max(idle_ms, int(longest_ms))
             if not further:
                 break

@@ -13,7 +13,7 @@ from penstock.task import Result, decode_result, encode
 from penstock.tasks.blocking_reads import BlockingReads
 
 _SWEEP_S = 1.0  # a notice is a hint: so often the key itself is looked at
-_MOST_BLOCKED = 32  # connections that wait on the server; whoever comes then looks again and again
+_MOST_BLOCKED = 32  # connections that block on the server; further callers poll
 _LOOK_S = 0.05
 _STEP = 500
 
@@ -62,11 +62,11 @@ class ResultStore:
         notice = self._keys.notice(task_id)
         self._blocked += 1
         try:
-            # From the list to the same list: whoever else waits for it is woken as well.
+            # From the list to the same list, so that other callers that wait for it are woken as well.
             command = ("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}")
             await self._reads.read(command, timeout_s, hands_out=False)
         except PenstockError:
-            await pause(min(timeout_s, _LOOK_S))  # the next look at the key tells whether Redis is there
+            await pause(min(timeout_s, _LOOK_S))  # the next read raises if Redis is unavailable
         finally:
             self._blocked -= 1
 

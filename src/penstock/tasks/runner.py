@@ -1,4 +1,4 @@
-"""Runs tasks, of those that wait for it one after the other, and says what is to become of each."""
+"""Runs tasks, and decides what happens to each afterwards."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ Outcome: TypeAlias = Result | Failed
 
 
 class TaskInbox:
-    """The tasks of one worker that nobody has begun."""
+    """The tasks of one worker that have not begun."""
 
     def __init__(self) -> None:
         self._tasks: deque[Task] = deque()
         self._waiters = WaitQueue()
         self.is_closed = False
-        self.has_room = Flag()  # somebody took a task: there may be room
+        self.has_room = Flag()  # a task was taken
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -73,7 +73,7 @@ class TaskInbox:
             return task
 
     def close(self) -> list[Task]:
-        """Let nobody take anything any more; return what is left."""
+        """Hand out nothing more; return the tasks that are left."""
         self.is_closed = True
         left = []
         while True:

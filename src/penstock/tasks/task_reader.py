@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeAlias
 
 from penstock import envelope
@@ -14,7 +14,7 @@ from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_
 from penstock.policy import Reason, unreadable
 from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
-from penstock.runtime.aio import pause
+from penstock.runtime.aio import Lock, pause
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads
@@ -27,19 +27,20 @@ logger = logging.getLogger("penstock.tasks")
 Entries: TypeAlias = Sequence[tuple[bytes, list[bytes]]]  # ids and fields, as the server sends them
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
-_SUSPECTS = 16  # taken at once: should one kill the worker, all that it has wait for another lease
-_SECOND_S = 1.0  # how soon a second entry of a task in hand is looked at again
-_DRAIN_S, _DRAIN_SHARE = 5.0, 7  # for so long nothing else is taken so that it can, and of all time one part in so many
+_SUSPECTS = 16  # taken at once: if one kills the worker, the others wait for another lease
+_SECOND_S = 1.0  # how soon a second entry of a held task is read again
+_DRAIN_S, _DRAIN_SHARE = 5.0, 7  # how long nothing else is taken to let it run, and for what fraction of the time
 _TRIES = 3
-_PASSING_S = 30.0  # for so long a pop passes over what it cannot do before it says that there is nothing
+_PASSING_S = 30.0  # how long a pop skips tasks that it cannot handle before it returns nothing
 
 
 class TaskReader:
     """Hands out tasks to one consumer.
 
-    Guarantees: a read is sent once. What it brings is in flight, and renewed, as soon as the reply is here; a reply
-    that is seen too late for that hands out nothing. Whatever it, a broken connection or a cancelled pop may have left
-    pending with this consumer is swept up before a later read, or handed back at the end, and no attempt is counted.
+    Guarantees: a read is sent once. Its tasks are in flight, and their leases renewed, as soon as the reply arrives; a
+    reply that is processed too late for that delivers nothing. Tasks that such a reply, a broken connection or a
+    cancelled pop left pending with this consumer are swept up before a later read, or handed back at the end; that
+    counts no attempt.
     """
 
     def __init__(
@@ -51,20 +52,26 @@ class TaskReader:
         self._entries = TaskEntries(self._keys, self._client.protection, limits)
         self._turn = self._wakes = 0
         self._reads = BlockingReads(self._client, self._keys.index)
-        self._alone: TaskDelivery | None = None  # a task in hand that must have no neighbours
-        self._drains_for: Lane | None = None  # where a task waits until nothing else is in hand
+        self._alone: TaskDelivery | None = None  # a held task that must have no neighbours
+        self._suspect_begins = Lock()
+        self._drains_for: Lane | None = None  # where a task waits until nothing else is held
         self._drain_began_s = self._next_drain_s = 0.0
         self._dead_letter_backoff = DeadLetterBackoff(logger)
         self._due_lanes: list[str] = []  # for which scheduled tasks were due lately
 
     # --- popping ------------------------------------------------------------------------------------
 
-    async def pop(self, count: int, timeout_s: float | None, wanted: TaskFilter, keeps_apart: bool) -> list[Task]:
-        """Take up to so many tasks; wait for the first one until the time is over (None = do not wait)."""
+    async def pop(
+        self, count: int, timeout_s: float | None, wanted: TaskFilter, keeps_apart: bool, begins: bool
+    ) -> list[Task]:
+        """Take up to `count` tasks; wait for the first one until the timeout (None = do not wait).
+
+        With `begins`, their runs are recorded; otherwise the caller does that when the handler of each begins.
+        """
         deadline = time.monotonic() + (timeout_s or 0)
         while True:
             must_wait = keeps_apart and self._keeps_others_waiting()
-            found = [] if must_wait else await self._persist(count, wanted, keeps_apart)
+            found = [] if must_wait else await self._persist(count, wanted, keeps_apart, begins)
             left_s = deadline - time.monotonic()
             if found or timeout_s is None or left_s <= 0:
                 return [held.task for held in found]
@@ -76,20 +83,24 @@ class TaskReader:
             if found:
                 return [held.task for held in found]
 
+    def _is_one_alone(self) -> bool:
+        if self._alone is not None and self._in_flight.get(self._alone.task.id) is not self._alone:
+            self._alone = None
+        return self._alone is not None
+
     def _keeps_others_waiting(self) -> bool:
-        # A task that must run alone is in hand, or waits until nothing else is.
-        if self._alone is not None and self._in_flight.get(self._alone.task.id) is self._alone:
+        # Whether a task that must run alone is held, or waits until nothing else is.
+        if self._is_one_alone():
             return True
-        self._alone = None
         if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
             self._end_drain()
-        # Also in the moment between the end of the others and its turn: what is read then would be its neighbour.
+        # Also between the end of the others and its turn: a task read then would be its neighbour.
         return self._drains_for is not None and (len(self._in_flight) > 0 or not self._reads.is_due(self._drains_for))
 
-    async def _persist(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskDelivery]:
+    async def _persist(self, count: int, wanted: TaskFilter, keeps_apart: bool, begins: bool) -> list[TaskDelivery]:
         for tries_left in reversed(range(_TRIES)):
             try:
-                return await self._take(min(count, MAX_IDS), wanted, keeps_apart)
+                return await self._take(min(count, MAX_IDS), wanted, keeps_apart, begins)
             except (GroupLost, ConnectionLost) as error:  # what a lost reply has handed out is swept up by the next try
                 if isinstance(error, GroupLost):
                     self._lanes.forget_groups()
@@ -97,7 +108,7 @@ class TaskReader:
                     raise
         raise AssertionError("the last try returns or raises")
 
-    async def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool) -> list[TaskDelivery]:
+    async def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool, begins: bool) -> list[TaskDelivery]:
         lanes = await self._lanes.read_by(wanted)
         with self._in_flight.claiming() as found:
             looks, wakes, until_s = 0, self._wakes, time.monotonic() + _PASSING_S
@@ -113,10 +124,38 @@ class TaskReader:
                     continue  # what it can do may be behind them
                 if looks > 1 or not any(map(self._reads.is_due, (None, *(store.lane for store in lanes)))):
                     break
+            if begins:
+                self._drop(found, await self._begin(found))
         return found
 
+    async def begin(self, held: TaskDelivery) -> bool:
+        """Record that the handler of a task begins; return False if the task belongs to another consumer now.
+
+        Tasks whose workers died begin one after the other: one that ends the process takes none along that is recorded
+        as begun and is not.
+        """
+        if held.is_suspect:
+            async with self._suspect_begins:
+                gone = await self._begin([held])
+        else:
+            gone = await self._begin([held])
+        self._in_flight.release(gone)
+        return not gone
+
+    async def _begin(self, deliveries: Sequence[TaskDelivery]) -> set[TaskDelivery]:
+        # Returns those that belong to other consumers now.
+        unrecorded = [held for held in deliveries if not held.has_begun]
+        gone = set[TaskDelivery]()
+        for store in dict.fromkeys(held.store for held in unrecorded):
+            begun = [held for held in unrecorded if held.store is store]
+            for held in begun:
+                held.has_begun = True  # from now on it may be recorded, whatever becomes of the reply
+            answers = await store.commands.begin([(held.entry_id, held.deliveries, held.attempts) for held in begun])
+            gone |= {held for held, is_ours in zip(begun, answers, strict=True) if not is_ours}
+        return gone
+
     async def _look(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int, keeps_apart: bool) -> bool:
-        # Returns whether something was read: it may be for other workers, or no task at all.
+        # Returns whether anything was read, though it may be for other workers, or not a task.
         if self._in_flight.can_sweep(found):
             await self._sweep(found, keeps_apart)
         if self._reads.is_due(None):
@@ -124,7 +163,7 @@ class TaskReader:
         for store in lanes:
             if self._reads.is_due(store.lane) and len(found) < count:
                 await self._take_due(store, found, count - len(found), keeps_apart)
-        if self._alone is not None or len(found) >= count:
+        if self._is_one_alone() or len(found) >= count:
             return False
         return await self._read(lanes, found, count - len(found))
 
@@ -150,8 +189,8 @@ class TaskReader:
         if self._lanes.is_restored:
             rows = [(store, await self._without_settled(store, entries)) for store, entries in rows]
         if rows and time.monotonic() - since_s > self.heartbeat_s:
-            # The event loop was blocked, or the machine stood still, and nobody has renewed these. They may be another
-            # worker's by now; those that are not, the next sweep finds.
+            # The event loop was blocked, or the machine stood still, and these leases were not renewed. Other workers
+            # may have the tasks by now; the next sweep finds those that are still ours.
             self._in_flight.must_sweep = True
             return
         fresh, foreign = list[TaskDelivery](), list[TaskDelivery]()
@@ -179,15 +218,17 @@ class TaskReader:
     async def _drop_copies(
         self, found: list[TaskDelivery], second: Sequence[TaskDelivery], foreign: Sequence[TaskDelivery] = ()
     ) -> None:
-        # Anybody may write an entry with the id of a task. To ask the index for every entry would cost every task, so
-        # only those are asked for whose task is in our hands already, or that enqueue() did not write as they are.
+        # Any program can write an entry with the id of a task. Checking the index for every entry would slow down every
+        # task, so only entries whose task is already held, or that enqueue() cannot have written, are checked.
         suspects = {*second, *foreign}
         asked = [held for held in found if held in suspects] if suspects else []
         if not asked:
             return
         ids, index, done = [held.task.id for held in asked], self._keys.index, self._keys.done
         known = await self._client.call(index, "HMGET", index, *ids)
-        ended = await self._client.call(done, "HMGET", done, *ids)  # after the index: a task that ends is in either
+        ended = await self._client.call(
+            done, "HMGET", done, *ids
+        )  # after the index: a task that has just ended is in at least one
         gone, waits = set[TaskDelivery](), set(second)
         for held, value, result in zip(asked, known, ended, strict=True):
             why = ""
@@ -198,7 +239,7 @@ class TaskReader:
             if why:
                 await held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
             elif held in waits:
-                # Nobody knows another entry of the task: it waits until the one in our hands has ended.
+                # The index has no entry for the task: this one waits until the one that we hold has ended.
                 await held.hand_back(int(_SECOND_S * 1000))
                 await self.due_soon(held.store.lane, _SECOND_S)
             if why or held in waits:
@@ -206,7 +247,7 @@ class TaskReader:
         self._drop(found, gone)
 
     async def _without_settled(self, store: LaneStore, entries: Entries) -> Entries:
-        # A group that was lost and created again hands out the history of the stream: the index tells what is open.
+        # A group that was lost and created again delivers the whole stream: the index knows which tasks are open.
         named = [(row[0], row[1][3]) for row in entries if len(row[1]) >= 4 and row[1][2] == b"task_id"]
         if not named:
             return entries
@@ -248,36 +289,32 @@ class TaskReader:
         neighbours, again, malformed = len(self._in_flight), list[TaskDelivery](), list[tuple[Redelivery, Malformed]]()
         for claim in claims:
             try:
-                again.append(TaskDelivery(self._entries.read(claim.fields, claim.attempts + 1), store, claim.id, True))
+                task = self._entries.read(claim.fields, claim.attempts + 1)
+                counts = claim.deliveries, claim.attempts
+                again.append(TaskDelivery(task, store, claim.id, True, *counts, has_begun=False))
             except Malformed as error:
                 malformed.append((claim, error))
         second = self._in_flight.add(again)
         found += again
         for entry in malformed:
             await self._refuse(store, *entry)
-        by_id = {claim.id: claim for claim in claims}
-        postponed = await self._postponed(store, again, by_id, neighbours) if keeps_apart else set()
+        postponed = await self._postponed(store, again, neighbours) if keeps_apart else set()
         if postponed:
-            await self._postpone(store, [by_id[held.entry_id] for held in postponed])
+            ids = {held.entry_id for held in postponed}
+            await self._postpone(store, [claim for claim in claims if claim.id in ids])
             self._drop(found, postponed)
         elif self._drains_for == store.lane:
-            self._end_drain()  # it is in hand, or with another worker
-        begun = [held for held in again if held not in postponed]
-        if begun:
-            counts = [(held.entry_id, by_id[held.entry_id].deliveries, by_id[held.entry_id].attempts) for held in begun]
-            answers = await store.commands.begin(counts)
-            self._drop(found, {held for held, is_ours in zip(begun, answers, strict=True) if not is_ours})
-            await self._drop_copies(found, second)
+            self._end_drain()  # its task is held here or by another worker
+        await self._drop_copies(found, second)
 
-    async def _postponed(
-        self, store: LaneStore, again: Sequence[TaskDelivery], by_id: Mapping[str, Redelivery], neighbours: int
-    ) -> set[TaskDelivery]:
+    async def _postponed(self, store: LaneStore, again: Sequence[TaskDelivery], neighbours: int) -> set[TaskDelivery]:
         # The last run of a task whose workers died has no neighbours: one of them may be what they died of.
-        suspected = await store.suspected([name for name, claim in by_id.items() if claim.attempts >= self._max_retry])
+        suspected = await store.suspected([held.entry_id for held in again])
         postponed = set[TaskDelivery]()
         for held in again:
-            is_last = held.entry_id in suspected
-            if self._alone is not None or (is_last and neighbours):
+            held.is_suspect = held.entry_id in suspected
+            is_last = held.is_suspect and held.attempts >= self._max_retry
+            if self._is_one_alone() or (is_last and neighbours):
                 postponed.add(held)
                 continue
             if is_last:
@@ -300,7 +337,7 @@ class TaskReader:
         self._reads.note_due(store.lane, delay_ms)
 
     async def _sweep(self, found: list[TaskDelivery], keeps_apart: bool) -> None:
-        # All lanes, for the doubt may be of a pop that reads others: what does not fit is sorted out later.
+        # All lanes, because the interrupted pop may have read others; misfits are moved later.
         self._in_flight.must_sweep = False
         await self._reads.kill_abandoned()
         for store in await self._lanes.all():
@@ -313,7 +350,7 @@ class TaskReader:
                     await self._accept_again(store, claims, found, keeps_apart)
 
     async def hand_back(self) -> None:
-        """Give back what pops that were cancelled or broke have left behind; other pops must not be under way."""
+        """Give back what cancelled or failed pops left behind; does nothing while other pops are under way."""
         if self._in_flight.can_sweep():
             with self._in_flight.claiming() as found:
                 await self._sweep(found, keeps_apart=False)
@@ -331,7 +368,7 @@ class TaskReader:
     # --- time ---------------------------------------------------------------------------------------
 
     async def due_soon(self, lane: Lane, delay_s: float) -> None:
-        """Take note that a task will be due, and let no read wait longer than that."""
+        """Record when a task will be due, and let no read wait longer."""
         await self._reads.due_soon(lane, delay_s)
 
     async def wake(self) -> None:
@@ -349,7 +386,7 @@ class TaskReader:
             moved, unknown = await self._client.run("tasks/promote", [*keys, *streams], args, Repeat.ONCE)
             if not unknown:
                 if moved < _PROMOTED:
-                    self._reads.note_due(None, -1)  # the next read tells when to look again
+                    self._reads.note_due(None, -1)  # the next read returns when to look again
                 break
             self._due_lanes, is_new = [*(name.decode() for name in unknown), *self._due_lanes][:_PROMOTED], True
         if is_new:

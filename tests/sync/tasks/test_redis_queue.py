@@ -185,6 +185,21 @@ def test_the_last_run_of_a_task_whose_workers_died_has_no_neighbours(
     assert {task.id for task in found} <= {task.id for task in tasks[1:]}
 
 
+def test_a_task_that_ran_alone_keeps_no_other_waiting_when_it_is_done(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        dead.enqueue(Task(kind="work"))
+        dead.pop_many(1)
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    raw.hset(queue.keys.tasks().attempts("jobs"), raw.xrange("jobs.tasks")[0][0], queue.max_retry)
+    [lone] = queue.pop_many(1)
+    finish(queue, lone)
+    task = Task(kind="work")
+    queue.enqueue(task)
+    assert queue.pop(block=False) == in_first_run(task)
+
+
 def test_what_waits_for_a_lone_task_is_put_aside_in_one_step(
     queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +230,114 @@ def test_few_tasks_of_dead_workers_are_taken_at_once_and_all_that_failed(
     assert 0 < len(first) <= 20, "should one of them kill the worker, the others are free for the next"
     assert then
     assert not {task.id for task in first} & {task.id for task in then}
+
+
+def failed_once(queue: RedisTaskQueue, count: int = 1) -> list[Task]:
+    """Returns tasks that wait for their second run."""
+    queue.enqueue_many([Task(kind="render") for _ in range(count)])
+    tasks = queue.pop_many(count)
+    for task in tasks:
+        queue.nack(task.id)
+    return tasks
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_only_a_run_that_began_counts_when_its_worker_dies(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, has_begun: bool
+) -> None:
+    failed_once(queue)
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        [task] = dead.pop_many(1, begin=False)
+        assert task.attempts == 2
+        if has_begun:
+            assert dead.begin(task)
+            assert dead.begin(task), "recorded once"
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    assert [task.attempts for task in queue.pop_many(1)] == [3 if has_begun else 2]
+
+
+def test_a_task_that_never_began_is_handed_back_with_its_attempts_and_its_suspicion(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        dead.enqueue(Task(kind="render"))
+        dead.pop_many(1)
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    for _ in range(3):
+        [task] = queue.pop_many(1, begin=False)
+        assert task.attempts == 2
+        assert queue.nack(task.id, counts=False)
+    assert raw.scard(queue.keys.suspects()) == 1
+    [task] = queue.pop_many(1)
+    assert queue.nack(task.id)
+    assert raw.scard(queue.keys.suspects()) == 0
+
+
+def test_a_task_that_another_worker_has_meanwhile_does_not_begin(queue: RedisTaskQueue, other: RedisTaskQueue) -> None:
+    failed_once(queue)
+    [task] = queue.pop_many(1, begin=False)
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    [again] = other.pop_many(1, begin=False)
+    assert not queue.begin(task)
+    assert other.begin(again)
+
+
+def test_a_copy_of_a_task_that_was_lost_and_taken_again_does_not_begin(queue: RedisTaskQueue) -> None:
+    failed_once(queue)
+    [task] = queue.pop_many(1, begin=False)
+    queue.let_go(task.id, has_run=False)
+    [again] = queue.pop_many(1, begin=False)
+    assert again == task
+    assert not queue.begin(task)
+    assert queue.begin(again)
+
+
+def test_tasks_whose_workers_died_begin_one_after_the_other(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, most, run = 0, 0, queue.client.run
+
+    def counted_run(name: str, *args: Any) -> Any:
+        nonlocal under_way, most
+        under_way += name == "streams/begin"
+        most = max(most, under_way)
+        try:
+            return run(name, *args)
+        finally:
+            under_way -= name == "streams/begin"
+
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        dead.enqueue_many([Task(kind="render") for _ in range(4)])
+        dead.pop_many(4)
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 4
+    tasks = queue.pop_many(4, begin=False)
+    monkeypatch.setattr(queue.client, "run", counted_run)
+    beginnings = [start(queue.begin, task) for task in tasks]
+    for beginning in beginnings:
+        join(beginning)
+    assert (len(tasks), most) == (4, 1)
+
+
+def test_a_task_whose_first_worker_dies_in_its_last_run_runs_once_more_and_alone(
+    queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    queue.enqueue(Task(kind="render"))
+    for _ in range(queue.max_retry):
+        [task] = queue.pop_many(1)
+        queue.nack(task.id)
+    queue.enqueue(Task(kind="render"))
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        found = dead.pop_many(2)
+        found += dead.pop_many(2)
+        assert len(found) == 2  # its last run, with a neighbour that may be to blame
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 2
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        [last] = dead.pop_many(2)
+        assert (last.id, last.attempts) == (task.id, queue.max_retry + 1)
+        assert dead.pop_many(2, block=False) == []
+    while not raw.xlen("jobs.dead"):
+        other.requeue_orphans(1, 10)
+    assert [letter[b"task_id"].decode() for letter in entries(raw, "jobs.dead")] == [task.id]
 
 
 def test_an_entry_that_was_deleted_in_hand_stops_nobody(

@@ -69,7 +69,7 @@ class PostgresBackend(Backend):
             waiting = entries[start : start + _MOST_AT_ONCE]
             for _ in range(_TRIES):
                 stored |= self._insert(waiting)
-                # A row that was in the way and is gone again: somebody deletes old results.
+                # A conflicting row has disappeared: old results are being deleted.
                 waiting = [entry for entry in waiting if entry.result.task_id not in stored]
                 if not waiting:
                     break
@@ -156,7 +156,7 @@ class PostgresBackend(Backend):
                     connection.rollback()
             raise
         except BaseException:
-            self._drop()  # cancelled in the middle: what the server still sends belongs to nobody
+            self._drop()  # cancelled in the middle: nothing reads the rest of the reply
             raise
 
     def _open(self) -> Connection:

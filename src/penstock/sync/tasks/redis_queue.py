@@ -50,7 +50,7 @@ class RedisTaskQueue:
     `max_retry` is how often a task is tried again after its first run before it goes to the dead letters; `idle_ms` is
     how long a holder may be silent before its tasks are handed to others; results are kept for `result_ttl_ms`. Work
     that is not finished is kept for ever. A task of more than `max_payload_bytes`, or with a payload nested deeper than
-    `max_payload_depth`, is refused by enqueue(), and goes to the dead letters when somebody else wrote it.
+    `max_payload_depth`, is rejected by enqueue(), and dead-lettered if another program wrote it.
     `dead_letter_limits` are for the client that is made from a URL.
     """
 
@@ -133,7 +133,7 @@ class RedisTaskQueue:
 
     def pop(self, block: bool = True, timeout: float = 1) -> Task | None:
         """Take the next task, waiting for one up to `timeout` seconds if `block` is true."""
-        found = self._reader.pop(1, timeout if block else None, ANY_TASK, keeps_apart=False)
+        found = self._reader.pop(1, timeout if block else None, ANY_TASK, keeps_apart=False, begins=True)
         return found[0] if found else None
 
     def pop_many(
@@ -143,15 +143,28 @@ class RedisTaskQueue:
         timeout: float = 1,
         provides: Collection[str] | None = None,
         kinds: Collection[str] | None = None,
+        begin: bool = True,
     ) -> list[Task]:
         """Take up to `count` tasks that a worker with these capabilities and kinds can handle (None = any).
 
-        A task that is on its last run, and whose workers died before, comes alone: it takes no neighbour along.
+        A task that is on its last run, and whose workers died before, comes alone: it takes no neighbour along. The run
+        of each task counts from now on; with `begin=False`, that of a task handed out before counts from begin() on.
         """
         if count < 1:
             raise ConfigurationError(f"count={count} must be positive")
         wanted = TaskFilter(provides, kinds)
-        return self._reader.pop(count, timeout if block else None, wanted, keeps_apart=True)
+        return self._reader.pop(count, timeout if block else None, wanted, keeps_apart=True, begins=begin)
+
+    def begin(self, task: Task) -> bool:
+        """Count the run of a task, as `pop_many(begin=False)` returned it; return False if it is not ours any more.
+
+        Call it immediately before the handler: until then, a task that was handed out before loses no attempt if this
+        process dies.
+        """
+        held = self._in_flight.get(task.id)
+        if held is None or held.task is not task:  # lost, and perhaps taken again
+            return False
+        return held.has_begun or self._reader.begin(held)
 
     def wake(self) -> None:
         """Make waiting pops of this process return now."""
@@ -314,8 +327,8 @@ class RedisTaskQueue:
     def requeue_orphans(self, idle_ms: int | None = None, max_batch: int = 50) -> int:
         """Make tasks whose holders have been silent for `idle_ms` available again; return how many.
 
-        That counts as a failed run; tasks that had their last one go to the dead letters. Finished data that has
-        outlived its retention goes along the way.
+        A run that had begun counts as failed; tasks that had their last one go to the dead letters. Finished data that
+        has outlived its retention goes along the way.
         """
         freed = 0
         for store in self._lanes.all():

@@ -35,7 +35,7 @@ _LIMITS_EVERY_S = 1.0
 
 @dataclass(slots=True)
 class _Entry:
-    """An open task: queued, waiting until it is due, or in hand since a moment."""
+    """An open task: queued, waiting until it is due, or held since `since_s`."""
 
     task: Task
     runs: int = 0

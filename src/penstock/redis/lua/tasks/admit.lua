@@ -1,23 +1,22 @@
--- Lets a task in the hands of this consumer begin, if the limits of its kind allow that; else puts it aside: pending -> waiting.
+-- Lets a task of this consumer begin if the limits of its kind allow that; otherwise puts it aside: pending -> waiting.
 -- KEYS: per lane that is named: stream, retries; then attempts of the task's lane; then per limit: permits, waiting ('c') or
 --       rate, reserved ('r')
 -- ARGV: 1 group, 2 consumer, 3 id of the entry, 4 name of its lane, 5 id of the task, 6 number of lanes, 7 lease in ms,
---       8 how long it waits at most before it asks again, in ms, 9.. names of lanes, the task's among them, then per
---       limit: 'c', how many, 0 or 'r', how many, in how many ms
+--       8 how long it waits at most before it asks again, in ms, 9 runs before this one, 10.. names of lanes, the task's
+--       among them, then per limit: 'c', how many, 0 or 'r', how many, in how many ms
 -- Returns: 1 = begin, 0 = put aside, -1 = it does not belong to this consumer any more, or the names of lanes whose tasks have
 --       permits and that were not named: name them and call again
 -- Called twice: a permit and a reservation are taken once, and what was put aside stays there.
--- A permit is worth what its task is: one whose task is not in hand any more, or whose holder was silent for a lease, is free.
+-- A permit is free again when its task is no longer pending with a worker, or its holder was silent for a lease.
 local call = redis.call
 local group, me, entry, lane, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local lanes, lease_ms = tonumber(ARGV[6]), tonumber(ARGV[7])
 -- include: shared/now.lua
 local streams, retries_of = {}, {}
-for n = 1, lanes do streams[ARGV[8 + n]], retries_of[ARGV[8 + n]] = KEYS[2 * n - 1], KEYS[2 * n] end
+for n = 1, lanes do streams[ARGV[9 + n]], retries_of[ARGV[9 + n]] = KEYS[2 * n - 1], KEYS[2 * n] end
 local stream, retries = streams[lane], retries_of[lane]
-local attempts, first_key, first_limit = KEYS[2 * lanes + 1], 2 * lanes + 2, 9 + lanes
-local pending = call('XPENDING', stream, group, entry, entry, 1, me)[1]
-if not pending then return -1 end
+local attempts, first_key, first_limit = KEYS[2 * lanes + 1], 2 * lanes + 2, 10 + lanes
+if #call('XPENDING', stream, group, entry, entry, 1, me) == 0 then return -1 end
 if call('ZSCORE', retries, entry) then return 0 end -- by a call whose answer got lost
 
 local function is_held(place)
@@ -29,8 +28,7 @@ end
 
 -- include: shared/put_aside.lua
 local function postpone(until_ms)
-  local begun = math.max(0, tonumber(call('HGET', attempts, entry) or pending[4]) - 1)
-  put_aside(entry, me, begun, begun, until_ms)
+  put_aside(entry, me, ARGV[9], ARGV[9], until_ms)
   return 0
 end
 

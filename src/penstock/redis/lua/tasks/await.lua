@@ -1,4 +1,4 @@
--- Returns the result of a task, or takes note that somebody waits for it.
+-- Returns the result of a task, or records that a caller waits for it.
 -- KEYS: 1 results, 2 done, 3 awaited
 -- ARGV: 1 id of the task, 2 for how many ms it will be waited for (0 = not at all)
 -- Returns: the result, or false

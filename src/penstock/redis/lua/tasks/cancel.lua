@@ -1,4 +1,4 @@
--- Takes a task off its queue that nobody works on: scheduled, queued or waiting -> gone.
+-- Removes a task that no worker holds: scheduled, queued or waiting -> gone.
 -- KEYS: 1 index, 2 unique, 3 counts, 4 due, 5 bodies, 6 stream of its lane, 7 retries, 8 attempts
 -- ARGV: 1 group, 2 id, 3 name of the lane, 4 kind
 -- Returns: 'cancelled'; 'running' = a worker has it; 'moved' = it is in another lane by now; 'gone' = it is not open
@@ -13,7 +13,7 @@ if entry == '-' then
   call('ZREM', KEYS[4], ARGV[2])
   call('HDEL', KEYS[5], ARGV[2])
 else
-  local pending = redis.pcall('XPENDING', stream, ARGV[1], entry, entry, 1) -- nobody may have read the lane yet
+  local pending = redis.pcall('XPENDING', stream, ARGV[1], entry, entry, 1) -- an error if the lane was never read
   if pending[1] and not call('ZSCORE', retries, entry) then return 'running' end
   if pending[1] then call('XACK', stream, ARGV[1], entry) end
   call('ZREM', retries, entry)

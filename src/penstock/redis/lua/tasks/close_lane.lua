@@ -1,7 +1,7 @@
--- Takes a lane off the list in which nothing is and that nobody reads: empty -> gone.
+-- Removes a lane from the list if it is empty and no worker reads it: empty -> gone.
 -- KEYS: 1 lanes, 2 stream, 3 retries, 4 attempts, 5 suspects, 6 position
 -- ARGV: 1 name of the lane, 2 group
--- Returns: 1 = gone, 0 = it stays: there is something in it, or a worker, or another group
+-- Returns: 1 = gone, 0 = it stays: it has a task, a worker, or another group
 -- Called twice: the second call finds nothing.
 -- In one step with all that could put a task into it: those list the lane and create the group in theirs.
 -- include: shared/group_info.lua

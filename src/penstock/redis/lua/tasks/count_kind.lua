@@ -1,6 +1,6 @@
 -- Included by scripts that count tasks by kind. They define: call, counts.
--- count_kind(what, kind, number) counts. A kind is whatever somebody wrote: beyond the first ones all count as 'other', except
--- for what becomes of tasks whose kind was counted when they were added.
+-- count_kind(what, kind, number) counts. Producers choose kinds freely: beyond a number of them, all count as 'other',
+-- except for tasks whose kind was counted when they were added.
 local MOST_COUNTED = 2000
 
 local function count_kind(what, kind, number)

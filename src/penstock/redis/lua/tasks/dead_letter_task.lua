@@ -1,7 +1,7 @@
 -- Included by scripts that may give a task up. They define: call, stream, retries, attempts, suspects, dead, index,
 -- unique, counts, results, done, awaited, group, now_ms, now_text (ISO 8601).
 -- dead_letter_task(pending, begun, reason, error, text, notice, id, kind, traceback) moves the entry of one row of XPENDING to the dead
--- letters, with an error as its result for whoever waits. XADD before XACK: when the record cannot be written, the task stays pending.
+-- letters, with an error as its result. XADD before XACK: when the record cannot be written, the task stays pending.
 -- include: shared/kept_fields.lua
 -- include: shared/dead_letter_record.lua
 -- include: tasks/store_results.lua
@@ -20,8 +20,8 @@ local function strike(entry)
   call('SREM', suspects, entry)
 end
 
--- Anybody may write an entry that carries the id of somebody's task. The result of a task is said by the entry that the
--- index has for it; by another one only if no task of that id is open, and it could be read as a task.
+-- Any program can write an entry with the id of another task. Only the entry that the index has for a task may set its
+-- result; another entry may only if no task of that id is open, and it could be read as a task.
 local function speaks_for(id, entry, reason)
   if id == '' then return false end
   local known = call('HGET', index, id)

@@ -1,8 +1,8 @@
--- Looks at what is in hand in a lane; reads only.
+-- Counts the pending tasks of a lane; read-only.
 -- KEYS: 1 stream, 2 retries
--- ARGV: 1 group, 2 how many entries to look at, at most, 3 id to begin with ('-' = the first)
--- Returns: {in hand, waiting for their next run, greatest idle time in ms of those in hand that were looked at, where to go
---       on or '' = there are no more}
+-- ARGV: 1 group, 2 how many entries to read at most, 3 id to begin with ('-' = the first)
+-- Returns: {in hand, waiting for their next run, greatest idle time in ms of those in hand that were read, where to
+--       continue or '' = there are no more}
 -- Called twice: the same again.
 local call = redis.call
 local total, waiting, longest = call('XPENDING', KEYS[1], ARGV[1])[1], call('ZCARD', KEYS[2]), 0

@@ -1,10 +1,11 @@
--- Hands the tasks of silent workers to whoever comes next: pending -> waiting (due now), or -> dead when it was their last
--- run. That counts as a run: the worker may have died of it.
+-- Makes the tasks of silent workers available again: pending -> waiting (due now), or -> dead after the last run. Counts stay:
+-- they are raised when a handler begins. A suspect is a task whose worker died before; its last run had no neighbours.
+-- The last run of another task does not count, because the worker may have died of a neighbour: it runs again, alone.
 -- KEYS: 1 stream, 2 retries, 3 attempts, 4 suspects, 5 dead, 6 index, 7 unique, 8 counts, 9 results, 10 done, 11 awaited
--- ARGV: 1 group, 2 silent for at least so many ms, 3 how many at most, 4 cursor, 5 how many entries of the slow sweep to look
---       at, 6 how often a task may be tried again, 7 now (ISO 8601)
--- Returns: {next cursor, how many are due now, {ids of the tasks that are dead}, 1 = there are more than one call can look at
---       without holding the server up}
+-- ARGV: 1 group, 2 minimum silence in ms, 3 how many at most, 4 cursor, 5 how many entries the slow sweep reads,
+--       6 how often a task may be retried, 7 now (ISO 8601)
+-- Returns: {next cursor, how many are due now, {ids of the tasks that are dead}, 1 = there are more than one call can read
+--       without blocking the server}
 -- Called twice: the second call finds others.
 local call = redis.call
 local stream, retries, attempts, suspects, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -24,12 +25,13 @@ local function take(entry)
   -- Looked for before XCLAIM, which drops an entry without a body from the list, and with it the trace of a task.
   local row = call('XRANGE', stream, entry[1], entry[1])[1]
   bytes = bytes + (row and weight(row) or 0)
-  if begun > most or not row then
+  local was_last = begun > most and (most == 0 or call('SISMEMBER', suspects, entry[1]) == 1)
+  if was_last or not row then
     gone[#gone + 1] = dead_letter_task(entry, begun, 'max_deliveries', 'WorkerDied',
       'the process that had it ended or was silent in attempt ' .. begun .. ': killed, os._exit(), out of memory?')
     return
   end
-  put_aside(entry[1], entry[2], entry[4], begun, now_ms)
+  put_aside(entry[1], entry[2], entry[4], begun > most and begun - 1 or begun, now_ms)
   call('SADD', suspects, entry[1])
   freed = freed + 1
 end

@@ -13,7 +13,7 @@ local index, paused, unique, counts = KEYS[3], KEYS[5], KEYS[6], KEYS[7]
 local streams = {}
 for i = 3, #ARGV do streams[ARGV[i]] = KEYS[5 + i] end
 
--- A schedule gives its tasks a unique text that is their id; a task of somebody else with such an id has another, or none.
+-- A schedule gives its tasks a unique text that is their id; a task that another program gave such an id has another text, or none.
 local function is_paused(id, unique_text)
   local schedule = unique_text == id and string.match(id, '^cron%.(.+)%.')
   return schedule and call('HEXISTS', paused, schedule) == 1

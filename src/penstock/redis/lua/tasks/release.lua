@@ -1,9 +1,10 @@
--- Gives a task that is in somebody's hands back: pending -> waiting, -> dead, or -> acknowledged.
+-- Settles a pending task, or renews its lease: pending -> waiting, -> dead, or -> acknowledged.
 -- KEYS: 1 stream, 2 retries, 3 attempts, 4 suspects, 5 dead, 6 index, 7 unique, 8 counts, 9 results, 10 done, 11 awaited,
 --       12 notice of the task
--- ARGV: 1 group, 2 consumer that must hold it ('' = whoever does), 3 id of the entry, 4 what: 'ack', 'nack', 'dead_letter' or 'extend',
---       5 delay in ms, 6 '1' = the run counts, 7 how often it may be tried again, 8 reason, 9 error, 10 text,
---       11 now (ISO 8601), 12 kind ('' = look), 13 id of the task, 14 traceback
+-- ARGV: 1 group, 2 consumer that must hold it ('' = any), 3 id of the entry, 4 what: 'ack', 'nack', 'dead_letter' or 'extend',
+--       5 delay in ms, 6 '1' = the run counts, '0' = it does not, '-' = it never began, 7 how often it may be tried again,
+--       8 reason, 9 error, 10 text, 11 now (ISO 8601), 12 kind ('' = look), 13 id of the task, 14 traceback,
+--       15 runs before this one ('' = one less than recorded)
 -- Returns: 'waiting', 'dead', 'acked', 'extended', or 'gone' = it is not pending (with that consumer)
 -- Called twice: 'gone', except that a delay starts anew.
 local call = redis.call
@@ -18,7 +19,7 @@ if not entry or (ARGV[2] ~= '' and entry[2] ~= ARGV[2]) then return 'gone' end
 local begun = tonumber(call('HGET', attempts, entry_id) or entry[4])
 if what == 'extend' then
   if #call('XRANGE', stream, entry_id, entry_id) == 0 then return 'extended' end -- XCLAIM would drop it: see hold_vanished.lua
-  if call('ZSCORE', retries, entry_id) then return 'gone' end -- it waits, in nobody's hands
+  if call('ZSCORE', retries, entry_id) then return 'gone' end -- it waits, and no worker holds it
   call('XCLAIM', stream, group, entry[2], 0, entry_id, 'RETRYCOUNT', entry[4], 'JUSTID')
   return 'extended'
 end
@@ -39,8 +40,13 @@ if what == 'dead_letter' or is_missing or (ARGV[6] == '1' and begun > tonumber(A
   dead_letter_task(entry, begun, ARGV[8], ARGV[9], ARGV[10], KEYS[12], ARGV[13], kind, ARGV[14])
   return 'dead'
 end
--- One that waits already was given back by a call whose answer got lost: its run is not taken off once more.
-if ARGV[6] ~= '1' and not call('ZSCORE', retries, entry_id) then begun = math.max(0, begun - 1) end
-put_aside(entry_id, entry[2], math.max(begun, 0), begun, now_ms + ARGV[5])
-call('SREM', suspects, entry_id)
+if ARGV[6] ~= '1' then
+  if ARGV[15] ~= '' then
+    begun = tonumber(ARGV[15])
+  elseif not call('ZSCORE', retries, entry_id) then -- else by a call whose answer got lost: no second run is taken off
+    begun = math.max(0, begun - 1)
+  end
+end
+put_aside(entry_id, entry[2], begun, begun, now_ms + ARGV[5])
+if ARGV[6] ~= '-' then call('SREM', suspects, entry_id) end -- its run ended, and its process lives
 return 'waiting'

@@ -1,9 +1,9 @@
--- Lets go of results that are older than their retention, oldest first, and of what leads to them, as many as one call can
--- without holding the server up.
+-- Removes results that are older than their retention, oldest first, with their ids: as many as one call can without
+-- blocking the server.
 -- KEYS: 1 results, 2 done
 -- ARGV: 1 how long results are kept, in ms, 2 how many entries at most
--- Returns: {entries, results} that went; {0, 0} = there are no more
--- Called twice: goes on.
+-- Returns: {entries, results} that were removed; {0, 0} = there are no more
+-- Called twice: continues.
 -- include: shared/pages.lua
 local call = redis.call
 -- include: shared/now.lua

@@ -1,6 +1,6 @@
 -- Included by scripts that store results. They define: call, results, done, awaited.
 -- known_results(ids) returns for each id the entry of its result, or false. store_results(items) stores each item
--- {id, kind, status, body, notice} and wakes whoever waits for it; no item may be known.
+-- {id, kind, status, body, notice} and wakes the callers that wait for it; no item may be known.
 -- Results that come together share an entry, one group of fields after the other: an XADD for each would cost the server
 -- as much as all the rest.
 local function known_results(ids)
@@ -27,7 +27,7 @@ local function store_results(items)
   if call('EXISTS', awaited) == 0 then return end
   local waiting = call('ZMSCORE', awaited, unpack(ids))
   for n, item in ipairs(items) do
-    if waiting[n] and item[5] then -- else whoever waits finds it by looking
+    if waiting[n] and item[5] then -- else the callers find it by polling
       call('RPUSH', item[5], '1')
       call('PEXPIRE', item[5], 60000)
       call('ZREM', awaited, item[1])
