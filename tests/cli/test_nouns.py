@@ -409,6 +409,15 @@ def test_consumers_serve_metrics_like_workers(redis_url: str, raw: redis.Redis) 
     assert process.returncode == 0
 
 
+def test_a_consumer_that_cannot_log_in_says_so_in_one_line(penstock: Command, redis_url: str) -> None:
+    url = redis_url.replace("://", "://nobody:wrong@")
+    words = ["consume", "tests.cli.jobs:ship", "--stream", "orders", "--group", "shop", "--url", url]
+    said = penstock(*words, code=1).stderr
+    assert said.startswith("penstock: Redis at ")
+    assert "rejected the credentials" in said
+    assert said.count("\n") == 1
+
+
 def test_ctrl_c_ends_with_130(redis_url: str, raw: redis.Redis) -> None:
     raw.xadd("orders", {"data": "{}"})
     script = (
