@@ -28,7 +28,7 @@ def find_unencodable(
             try:
                 attempt(probe)
             except refusals as refusal:
-                return f"{place} is a {type_name(suspect)}: {text_of(refusal)}"
+                return f"{place} is of type {type_name(suspect)}: {text_of(refusal)}"
         waiting.extend(reversed(children))
     return None
 

@@ -15,12 +15,15 @@ _NO_HEADERS: Mapping[str, str] = {}
 
 
 class StreamMessage(msgspec.Struct, kw_only=False, eq=True, gc=False):
-    """One message as a handler sees it.
+    """One message, as passed to a handler.
 
-    A Struct rather than a dataclass: the hot path creates one for each message, at a third of the cost. The garbage
-    collector can ignore it (gc=False), because it is not part of reference cycles.
+    `data` is the decoded payload. `message_id` is the same in every run of a message: use it to make handlers
+    idempotent. `attempts` counts the runs, including this one; `delivery_count` is the server's count of deliveries.
+    `lease_lost` becomes True when another consumer has taken the message over.
     """
 
+    # A Struct costs a third of a dataclass, and one is created per message on the hot path. gc=False is safe because
+    # nothing that a message holds refers back to it.
     id: str
     data: Any
     delivery_count: int = 0

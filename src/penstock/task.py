@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from penstock import ids
+from penstock.encode_errors import find_unencodable
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, PayloadTooLarge, cut, text_of
 from penstock.keys import check_name
 from penstock.number_checks import check_seconds
@@ -22,6 +23,7 @@ _Value = TypeVar("_Value")
 _Name = TypeVar("_Name", bound=StrEnum)
 SCHEMA_VERSION = 1  # the major: a task of a higher one is refused, unknown fields are ignored
 LIMITS = PayloadLimits()
+_REFUSALS = (TypeError, ValueError, OverflowError, RecursionError)
 _NEW_IDS = ids.MessageIds()
 ID_PATTERN = r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}"  # safe as a file name, a key of an object store and in a URL
 _ID = re.compile(ID_PATTERN)
@@ -181,12 +183,17 @@ def _one_of(names: type[_Name], what: str, value: str) -> _Name:
 
 
 def encode(value: Task | Result) -> bytes:
-    """Return the value as MessagePack; raise EncodeError for a payload that it cannot say."""
+    """Return the value as MessagePack; raise EncodeError for a payload that MessagePack does not support."""
     try:
         return msgspec.msgpack.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        name = value.id if isinstance(value, Task) else value.task_id
-        raise EncodeError(f"{type(value).__name__} {name} cannot be encoded: {text_of(error)}") from error
+    except _REFUSALS as error:
+        name, data = (
+            (value.id, {"payload": value.payload}) if isinstance(value, Task) else (value.task_id, {"data": value.data})
+        )
+        why = cut(find_unencodable(data, msgspec.msgpack.encode, _REFUSALS) or text_of(error), 500)
+        raise EncodeError(
+            f"{type(value).__name__} {name} cannot be encoded: {why}; convert it to a type that MessagePack supports"
+        ) from error
 
 
 def encode_task(task: Task, limits: PayloadLimits, encoder: Callable[[Task], bytes] = encode) -> bytes:

@@ -364,6 +364,26 @@ _FIRST = {
 }
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline", "validate", "x.toml"),
+        ("pipeline", "schema"),
+        ("archive", "status", "--archive", "lake"),
+        ("replay", "--archive", "lake", "--stream", "a", "--into", "b"),
+        ("report", "--stream", "a"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_a_command_that_needs_spark_says_what_to_install(words: Words) -> None:
+    missing = "('pyspark', 'pyarrow', 'pandas', 'numpy', 'deltalake')"
+    script = f"import sys; sys.modules.update(dict.fromkeys({missing})); from penstock.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert ONE_ERROR.fullmatch(done.stderr)
+    assert done.stderr.endswith("pip install 'penstock[spark]'\n")
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> list[str]:
     name = draw(st.sampled_from(list(TREE)))

@@ -27,6 +27,7 @@ from penstock.sync.ops import Inspector, Sampler
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
 from tests.faults.waiting import eventually
+from tests.helpers.commands import run
 
 pytestmark = pytest.mark.usefixtures("default_server")
 ROOT = Path(__file__).resolve().parents[2]
@@ -415,6 +416,17 @@ def test_consumers_serve_metrics_like_workers(redis_url: str, raw: redis.Redis) 
         process.send_signal(signal.SIGTERM)
         assert "1 done" in process.stdout.read()
     assert process.returncode == 0
+
+
+def test_a_consumer_that_cannot_log_in_says_so_in_one_line(redis_url: str) -> None:
+    url = redis_url.replace("://", "://nobody:wrong@")
+    words = ["consume", "tests.cli.jobs:ship", "--stream", "orders", "--group", "shop", "--url", url]
+    shown = run(*words)
+    assert shown.exit_code == 1
+    said = shown.stderr
+    assert said.startswith("penstock: Redis at ")
+    assert "rejected the credentials" in said
+    assert said.count("\n") == 1
 
 
 def test_ctrl_c_ends_with_130(redis_url: str, raw: redis.Redis) -> None:

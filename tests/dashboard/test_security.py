@@ -33,7 +33,7 @@ def form_of(client: httpx.Client, action: str, **given: str | list[str]) -> dict
     assert page.status_code == 200, page.text
     found = re.search(r'name="csrf" value="(\w+)"', page.text)
     assert found
-    fixed = dict(re.findall(r'<input type="hidden" name="(until)" value="(\d+)">', page.text))
+    fixed = dict(re.findall(r'<input type="hidden" name="(until)" value="([^"]*)">', page.text))
     return {**given, "csrf": found[1], **fixed}
 
 

@@ -167,6 +167,8 @@ def test_a_server_that_is_no_cluster_is_named(half: Half, server: EmbeddedServer
 def test_a_missing_password_is_an_authentication_error(half: Half, locked: EmbeddedServer) -> None:
     with pytest.raises(AuthenticationFailed, match=r"NOAUTH|Authentication required"):
         half.do(half.client(host="127.0.0.1", port=locked.port).call, "k", "GET", "k")
+    with pytest.raises(AuthenticationFailed, match="check the user name and the password"):
+        half.do(half.client(host="127.0.0.1", port=locked.port).call, "k", "MSET", *["k", "v"] * 10)
 
 
 def test_a_password_for_a_server_without_one_is_an_authentication_error(

@@ -26,6 +26,7 @@ from penstock import (
     RedisMessageQueue,
     StreamClient,
     StreamConsumer,
+    StreamMessage,
     errors,
     sync,
 )
@@ -194,7 +195,7 @@ def test_an_async_function_is_refused_by_the_sync_consumer(what: str) -> None:
 
     for function in (run, Callable()):
         options = {"message_handler": None} if what == "handler" else {}
-        with pytest.raises(ConfigurationError, match=f"{what} is async: use penstock.StreamConsumer"):
+        with pytest.raises(ConfigurationError, match=f"{what} is async: pass a plain function"):
             consumer(sync, **options, **{what: function})
 
 
@@ -227,6 +228,27 @@ def test_a_decorator_may_pass_more_arguments_to_the_function_that_it_wraps(half:
         half.RedisMessageQueue("q", client=half.StreamClient(), heartbeat_interval_seconds=30, **options)
     else:
         consumer(half, **{"message_handler": None, **options} if what == "handler" else options)
+
+
+@half
+def test_a_handler_for_single_messages_is_not_taken_for_a_batch_handler(half: Any) -> None:
+    def one(message: StreamMessage) -> None: ...
+
+    def many(messages: list[StreamMessage]) -> list[str]:
+        return []
+
+    # Annotations are text here; without the import from __future__ they are values.
+    one_by_value, many_by_value = lambda _message: None, lambda _messages: []
+    one_by_value.__annotations__ = {"_message": StreamMessage}
+    many_by_value.__annotations__ = {"_messages": list[StreamMessage]}
+    for function in (one, one_by_value):
+        consumer(half, message_handler=function)
+        with pytest.raises(ConfigurationError, match="takes a StreamMessage: pass it as message_handler"):
+            consumer(half, message_handler=None, handler=function)
+    for function in (many, many_by_value):
+        consumer(half, message_handler=None, handler=function)
+        with pytest.raises(ConfigurationError, match="takes a list: pass it as handler"):
+            consumer(half, message_handler=function)
 
 
 # --- parts ------------------------------------------------------------------------------------------
@@ -512,6 +534,11 @@ def test_a_task_that_no_worker_could_read_is_refused_by_the_name_of_its_field(fi
         Task(kind="print", **{field: value})
 
 
+def test_a_payload_that_cannot_be_encoded_is_named_by_its_place() -> None:
+    with pytest.raises(EncodeError, match=r"payload\.order\.items\[1\] is of type object: .*; convert it"):
+        encode(Task(kind="print", payload={"order": {"items": [1, object()]}}))
+
+
 def test_a_task_takes_what_is_documented() -> None:
     task = Task(kind="print", priority="high", requires={"printer"}, then=[Task(kind="next")])
     assert (task.priority, task.requires, task.then[0].kind) == (Priority.HIGH, frozenset({"printer"}), "next")
@@ -589,6 +616,9 @@ def test_a_worker_wants_a_queue_handlers_and_a_back_end(half: Any, kind: str) ->
     make(queue, handlers)
     with pytest.raises(ConfigurationError, match="queue must be a task queue, not str"):
         make("redis://localhost", handlers)
+    other = penstock.sync.tasks if half is penstock else penstock.tasks
+    with pytest.raises(ConfigurationError, match=r"but this worker is (async|blocking): import both"):
+        make(other.StubQueue(), handlers)
     for wrong in (print, {"print": print}, None):
         with pytest.raises(ConfigurationError, match="handlers must be a Handlers, not"):
             make(queue, wrong)

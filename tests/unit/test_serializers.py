@@ -154,7 +154,7 @@ def test_json_writes_common_python_types(data: Any, text: bytes) -> None:
 )
 def test_json_refuses_nan_and_infinity_and_names_the_place(bad: float, wrap: Any, place: str) -> None:
     with pytest.raises(
-        EncodeError, match=rf"as JSON: {place} is a .*(float|Metres): JSON cannot represent (nan|-?inf)"
+        EncodeError, match=rf"as JSON: {place} is of type .*(float|Metres): JSON cannot represent (nan|-?inf)"
     ):
         JSON.encode(wrap(bad))
 
@@ -174,15 +174,15 @@ def test_json_never_takes_a_finite_number_for_nan(number: float, when: datetime)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (object(), r"the payload itself is a object"),
-        ({"order": {"items": [1, 2, {"price": object()}]}}, r"order\.items\[2\]\.price is a object"),
-        ({"order": Order(1, price=[object()])}, r"order\.price\[0\] is a object"),
-        ({"strange key!": [1j]}, r"\['strange key!'\]\[0\] is a complex"),
-        ({"a": {(1, 2): 3}}, r"a key of a is a tuple"),
-        ({(1, 2): 3}, r"a key of the payload is a tuple"),
-        ([range(3)], r"\[0\] is a range"),
-        ({"n": 10**5_000}, r"n is a int: .*4300"),
-        ({"kind": Order}, r"kind is a type"),
+        (object(), r"the payload itself is of type object"),
+        ({"order": {"items": [1, 2, {"price": object()}]}}, r"order\.items\[2\]\.price is of type object"),
+        ({"order": Order(1, price=[object()])}, r"order\.price\[0\] is of type object"),
+        ({"strange key!": [1j]}, r"\['strange key!'\]\[0\] is of type complex"),
+        ({"a": {(1, 2): 3}}, r"a key of a is of type tuple"),
+        ({(1, 2): 3}, r"a key of the payload is of type tuple"),
+        ([range(3)], r"\[0\] is of type range"),
+        ({"n": 10**5_000}, r"n is of type int: .*4300"),
+        ({"kind": Order}, r"kind is of type type"),
     ],
 )
 def test_json_names_what_it_cannot_encode_and_where(data: Any, message: str) -> None:
@@ -369,10 +369,10 @@ def test_msgpack_takes_subclasses_of_str_int_and_float() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"a": [1, object()]}, r"as msgpack: a\[1\] is a object"),
-        ({"n": 2**64}, r"n is a int: .*2\*\*64"),
-        ({"s": "\ud800"}, r"s is a str: .*surrogates"),
-        ({"a": {1j: 1}}, r"a key of a is a complex"),
+        ({"a": [1, object()]}, r"as msgpack: a\[1\] is of type object"),
+        ({"n": 2**64}, r"n is of type int: .*2\*\*64"),
+        ({"s": "\ud800"}, r"s is of type str: .*surrogates"),
+        ({"a": {1j: 1}}, r"a key of a is of type complex"),
     ],
 )
 def test_msgpack_names_what_it_cannot_encode_and_where(data: Any, message: str) -> None:

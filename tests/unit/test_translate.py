@@ -35,6 +35,7 @@ from penstock.redis.translate import Redirected, ScriptMissing, connect_error, e
         ("NOAUTH Authentication required.", errors.AuthenticationFailed),
         ("WRONGPASS invalid username-password pair or user is disabled.", errors.AuthenticationFailed),
         ("ERR invalid password", errors.AuthenticationFailed),
+        ("ERR Protocol error: unauthenticated multibulk length", errors.AuthenticationFailed),
         ("LOADING Redis is loading the dataset in memory", errors.ServerBusy),
         ("BUSY Redis is busy running a script.", errors.ServerBusy),
         ("TRYAGAIN Multiple keys request during rehashing of slot", errors.ServerBusy),

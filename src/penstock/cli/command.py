@@ -203,6 +203,9 @@ def _check_texts(values: Iterable[object]) -> None:
                 raise ConfigurationError(f"{text!r} is not UTF-8 text")
 
 
+_OF_SPARK = {"deltalake", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}  # what the extra installs
+
+
 @contextmanager
 def errors_shown() -> Iterator[None]:
     """End with one line and a code for what Penstock, or the file system, raises; a bug keeps its traceback."""
@@ -212,6 +215,11 @@ def errors_shown() -> Iterator[None]:
         for line in getattr(error, "problems", (error,)):  # a pipeline reports all its problems at once
             shown.print_error(line)
         raise typer.Exit(code_of(error)) from None
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_SPARK:
+            raise
+        shown.print_error(f"this command needs {error.name}, which is not installed: pip install 'penstock[spark]'")
+        raise typer.Exit(FAILED) from None
     except BrokenPipeError:
         raise  # the reader of the pipe has ended; Typer exits silently
     except OSError as error:

@@ -98,13 +98,20 @@ async def _consume(
             print_status(f"serving metrics on port {served.server_port}")
         with supervisor.signals_heard():
             print_status(f"consumer {consumer.worker_name} of {stream}/{config.group}")
-            async with asyncio.TaskGroup() as tasks:
-                watching = tasks.create_task(_stop_when_idle(consumer, group)) if burst else None
-                await consumer.run()
-                if watching is not None:
-                    watching.cancel()
+            await _run(consumer, group, burst=burst)
         done = consumer.metrics()
         print_status(f"ended: {done.total_acked} done, {done.total_errors} failed, {done.total_dlq} dead-lettered")
+
+
+async def _run(consumer: StreamConsumer, group: ConsumerGroup, *, burst: bool) -> None:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(_stop_when_idle(consumer, group)) if burst else None
+            await consumer.run()
+            if watching is not None:
+                watching.cancel()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None  # a command prints one error, in one line
 
 
 async def _stop_when_idle(consumer: StreamConsumer, group: ConsumerGroup) -> None:

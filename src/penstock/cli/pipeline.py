@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -262,14 +261,12 @@ def reset(
 @command(app)
 def schema() -> None:
     """Print the JSON Schema of pipeline files, for editors."""
-    _require_spark()
     from penstock.spark.pipeline.spec_file import json_schema
 
     print(json.dumps(json_schema(), indent=2))
 
 
 def _read_all(files: Sequence[Path], profile: str | None) -> list[Pipeline]:
-    _require_spark()
     from penstock.spark.pipeline import Pipeline
 
     pipelines = [Pipeline.from_file(file, profile=profile) for file in files]
@@ -290,13 +287,6 @@ def _make_importable(folders: Iterable[Path]) -> None:
     sys.path[:0] = [folder for folder in wanted if folder not in sys.path]
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*wanted, *filter(None, inherited)]))
-
-
-def _require_spark() -> None:
-    try:
-        importlib.import_module("penstock.spark.pipeline")
-    except ModuleNotFoundError as error:
-        raise PenstockError(f"pipelines need {error.name}: pip install 'penstock[spark]'") from None
 
 
 def _named(pipelines: Sequence[Pipeline]) -> str:

@@ -131,7 +131,8 @@ async def _counted(view: View, stream: str) -> tuple[int, bool, tuple[tuple[str,
     """Return how many dead letters match, whether that is all of them, and what excludes those that arrive later."""
     letters = view.inspector.dead_letters
     matching = await letters.as_of_now(stream, view.dead_letters())
-    return *await letters.count(stream, matching), (("until", str(matching.until_ms)),)
+    count, is_all = await letters.count(stream, matching)
+    return count, is_all, () if matching.until_ms is None else (("until", str(matching.until_ms)),)
 
 
 async def _ask_redrive(view: View) -> Question:

@@ -54,6 +54,23 @@ def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
+def check_takes(what: str, function: Callable[..., Any], *, batches: bool) -> None:
+    """Raise ConfigurationError if the function's annotation shows that it is for the other kind of handler."""
+    try:
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+    except (ValueError, TypeError):
+        return  # some built-in functions have no signature
+    annotation = getattr(first, "annotation", None)
+    shown = annotation if isinstance(annotation, str) else str(getattr(annotation, "__name__", ""))
+    kind = shown.partition("[")[0].rpartition(".")[2]
+    if batches and kind == "StreamMessage":
+        raise ConfigurationError(
+            f"{what} is called with a list of messages, but takes a StreamMessage: pass it as message_handler"
+        )
+    if not batches and kind in {"list", "List", "Sequence"}:
+        raise ConfigurationError(f"{what} is called with a single message, but takes a list: pass it as handler")
+
+
 def awaitable(
     function: Callable[..., Any], threads: Threads, what: str, arguments: int = 1
 ) -> Callable[..., Awaitable[Any]]:
@@ -63,7 +80,7 @@ def awaitable(
     check_arguments(what, function, arguments)
     if is_async(function):
         if not IS_ASYNC:
-            raise ConfigurationError(f"{what} is async: use penstock.StreamConsumer, or pass a plain function")
+            raise ConfigurationError(f"{what} is async: pass a plain function, or import the class without `.sync`")
         return function
 
     async def call(*args: object) -> Any:

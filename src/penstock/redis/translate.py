@@ -55,12 +55,14 @@ _BY_TEXT: dict[str, type[errors.PenstockError]] = {
     "no such key": errors.GroupLost,  # XINFO, also inside a script, of a stream that was deleted
     "user executing the script can't": errors.PermissionDenied,  # inside a script, up to 7.0
     "ACL failure in script": errors.PermissionDenied,  # likewise, later
+    "Protocol error: unauthenticated": errors.AuthenticationFailed,  # to a command too long for one without a password
 }
 # A script error carries the code of the command that failed in it, behind words that differ between servers.
 _IN_SCRIPT = re.compile(r"\b(OOM|WRONGTYPE|NOPERM|NOGROUP|READONLY|NOREPLICAS|MISCONF)\b")
 _SAYS: dict[type[errors.PenstockError], str] = {
     errors.GroupLost: "the stream or its consumer group does not exist",
     errors.OutOfMemory: "the server is at its memory limit (maxmemory); free memory or raise it",
+    errors.AuthenticationFailed: "check the user name and the password, as in redis://user:password@host",
     errors.PermissionDenied: "the ACL of this user does not allow it; see `penstock acl`",
     errors.WrongType: "the key holds another type than expected; choose another name, or remove the key",
 }

@@ -54,7 +54,8 @@ class Threads:
             thread.start()
         result, error = await promise
         if error is not None:
-            raise error  # not through the future, which rejects StopIteration: the caller would wait forever
+            # Not set on the future, which rejects StopIteration: the caller would wait forever.
+            raise error
         return cast("T", result)
 
     def close(self) -> None:

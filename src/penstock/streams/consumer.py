@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from penstock.config import ConsumerConfig
 from penstock.counters import Tally
 from penstock.delivery.acks import AckSender
-from penstock.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
+from penstock.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, check_takes, message_call
 from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Decoder
 from penstock.delivery.delivery import ConsumerContext, Delivery
@@ -94,8 +94,10 @@ class StreamConsumer:
         dead_letters = client.keys(config.dlq_stream).stream if config.dlq_stream else keys.default_dead_letters()
         check_dead_letters(keys.stream, dead_letters, "dlq_stream", is_cluster=client.is_cluster)
         if handler is not None:
+            check_takes("handler", handler, batches=True)
             call, limit = batch_call(awaitable(handler, threads, "handler")), config.batch_size
         else:
+            check_takes("message_handler", message_handler, batches=False)
             call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
         self._at_once = self._concurrency * limit
         hook = awaitable(dlq_handler, threads, "dlq_handler", 2) if dlq_handler is not None else None

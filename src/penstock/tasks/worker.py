@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
@@ -29,7 +30,7 @@ from penstock.events import Emitter, EventName, EventSink
 from penstock.logs import OutageLog
 from penstock.number_checks import check_number
 from penstock.results.backend import ResultBackend
-from penstock.runtime.aio import Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
+from penstock.runtime.aio import IS_ASYNC, Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
 from penstock.task import Result, Task
 from penstock.tasks.committer import ResultCommitter
 from penstock.tasks.handlers import Handlers
@@ -444,5 +445,10 @@ def _check_parts(queue: object, handlers: object) -> None:
     if not hasattr(queue, "pop_many"):
         raise ConfigurationTypeError(
             f"queue must be a task queue, not {type_name(queue)}: RedisTaskQueue('redis://localhost:6379')"
+        )
+    if type(queue).__module__.startswith("penstock.") and inspect.iscoroutinefunction(queue.pop_many) != IS_ASYNC:
+        here, there = ("async", "blocking") if IS_ASYNC else ("blocking", "async")
+        raise ConfigurationTypeError(
+            f"queue is {there}, but this worker is {here}: import both from the package with `.sync`, or both without"
         )
     check_type("handlers", handlers, Handlers, "register each function with @handlers.task('kind')")

@@ -24,7 +24,14 @@ from penstock.redis.retry import pause_s
 from penstock.runtime.threads import Flag, TaskGroup, Threads, call_in_loop, connection_scope, shielded
 from penstock.serializers import Serializer
 from penstock.sync.delivery.acks import AckSender
-from penstock.sync.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, message_call
+from penstock.sync.delivery.callables import (
+    BatchHandler,
+    MessageHandler,
+    awaitable,
+    batch_call,
+    check_takes,
+    message_call,
+)
 from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.decoding import Decoder
 from penstock.sync.delivery.delivery import ConsumerContext, Delivery
@@ -95,8 +102,10 @@ class StreamConsumer:
         dead_letters = client.keys(config.dlq_stream).stream if config.dlq_stream else keys.default_dead_letters()
         check_dead_letters(keys.stream, dead_letters, "dlq_stream", is_cluster=client.is_cluster)
         if handler is not None:
+            check_takes("handler", handler, batches=True)
             call, limit = batch_call(awaitable(handler, threads, "handler")), config.batch_size
         else:
+            check_takes("message_handler", message_handler, batches=False)
             call, limit = message_call(awaitable(message_handler, threads, "message_handler")), 1
         self._at_once = self._concurrency * limit
         hook = awaitable(dlq_handler, threads, "dlq_handler", 2) if dlq_handler is not None else None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Collection
@@ -26,7 +27,7 @@ from penstock.errors import (
 from penstock.events import Emitter, EventName, EventSink
 from penstock.logs import OutageLog
 from penstock.number_checks import check_number
-from penstock.runtime.threads import Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
+from penstock.runtime.threads import IS_ASYNC, Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
 from penstock.sync.delivery.callables import RunningCall
 from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.sync.delivery.reader import PrefetchWindow
@@ -445,5 +446,10 @@ def _check_parts(queue: object, handlers: object) -> None:
     if not hasattr(queue, "pop_many"):
         raise ConfigurationTypeError(
             f"queue must be a task queue, not {type_name(queue)}: RedisTaskQueue('redis://localhost:6379')"
+        )
+    if type(queue).__module__.startswith("penstock.") and inspect.iscoroutinefunction(queue.pop_many) != IS_ASYNC:
+        here, there = ("async", "blocking") if IS_ASYNC else ("blocking", "async")
+        raise ConfigurationTypeError(
+            f"queue is {there}, but this worker is {here}: import both from the package with `.sync`, or both without"
         )
     check_type("handlers", handlers, Handlers, "register each function with @handlers.task('kind')")
