@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from penstock.spark.reprocess import Reprocess, Selection, Summary
 
 _LOOK_S = 0.5
-# How long Spark lets a task that is cancelled finish the messages that it is at.
-_TASKS_MAY_FINISH = {"spark.python.task.killTimeout": "30s"}
 _HERE, _REPEATING = "local[*]", "local[*,4]"
 
 
@@ -112,19 +110,18 @@ def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from penstock.spark.reprocess import Summary
+    from penstock.spark.reprocess import CONF, Summary
     from penstock.spark.runtime.master import is_connect
 
     try:
         with stop.at_once():
-            spark = quiet_session("penstock reprocess", master, conf=_TASKS_MAY_FINISH)
+            spark = quiet_session("penstock reprocess", master, conf=CONF)
             total = job.count(spark)
         if dry_run:
             return total, Summary()
         say(f"{total:,} messages")
         told = None if is_connect(spark) else spark.sparkContext.accumulator(0)
-        cancel = spark.interruptAll if is_connect(spark) else spark.sparkContext.cancelAllJobs
-        with stop.calling(cancel), nullcontext() if told is None else _watched(told, total):
+        with stop.calling(lambda: job.stop(spark)), nullcontext() if told is None else _watched(told, total):
             return total, job.run(spark, told)
     except (PySparkException, Py4JError) as error:
         if stop.is_asked:

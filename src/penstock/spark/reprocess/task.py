@@ -29,7 +29,14 @@ from penstock.settings import ResultBackendSettings
 from penstock.spark.pipeline.caller import Alone, Caller, Outcome, is_repeated_task
 from penstock.spark.pipeline.dead_letters import Failure
 from penstock.spark.pipeline.steps import check_function_path, check_timeout, imported
-from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, check_mark, check_run_name, result_id
+from penstock.spark.reprocess.store import (
+    ReprocessResults,
+    StuckNotes,
+    check_mark,
+    check_run_name,
+    must_stop,
+    result_id,
+)
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.link import Link, retry
@@ -98,7 +105,7 @@ class ReprocessTask(Shipped):
     work: Work
     keeps_failures: bool
     told: Any = None  # an accumulator, for whoever watches
-    mark: str | None = None  # a file that is there where the driver's results are
+    mark: str | None = None  # the driver's file, in the folder of the results
     stuck: StuckNotes | None = None  # where failures are no results
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -116,6 +123,8 @@ class ReprocessTask(Shipped):
         try:
             for batch in batches:
                 for first in range(0, batch.num_rows, size):
+                    if must_stop(self.mark):
+                        return
                     rows = [_row(each, self.work.name) for each in batch.slice(first, size).to_pylist()]
                     yield pa.RecordBatch.from_pylist(_Chunk(self, caller, store, stuck, alone).handled(rows), OUTCOME)
                     if self.told is not None:
@@ -138,13 +147,15 @@ class _Chunk:
     def handled(self, rows: Sequence[_Row]) -> list[dict[str, Any]]:
         """Handle what has no result yet; return what became of each row."""
         known = self._store.find(row.result for row in rows)
-        waiting = {row.result: row for row in reversed(rows) if row.result not in known}
+        waiting: dict[str, _Row] = {}
+        for row in rows:
+            if row.result not in known:
+                waiting.setdefault(row.result, row)  # of two rows of one message, the first is handled
         made: dict[str, Result] = {}
         for stream in dict.fromkeys(row.stream for row in waiting.values()):
             made |= self._of_stream([row for row in waiting.values() if row.stream == stream])
         kept = [result for result in made.values() if self._task.keeps_failures or result.status != Status.ERROR]
         known |= self._store.save(kept)  # somebody else was faster, and theirs is the result
-        # Of two rows of one message, the first is the one that was handled.
         return [
             _outcome(
                 row,
