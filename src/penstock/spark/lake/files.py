@@ -122,8 +122,8 @@ class LocalStore:
         place = self.root
         for part in Path(path).parts:
             place /= part
-            if part == ".." or place.is_symlink():
-                raise LeadsOut(f"{place} is a symbolic link or leads out of {self.root}: nothing behind it is used")
+            if part == ".." or place == Path(part) or place.is_symlink():  # an absolute path replaces what is before it
+                raise LeadsOut(f"{place} is a symbolic link or outside of {self.root}, and is not used")
         return place
 
     def opened(self, path: str) -> Any:
