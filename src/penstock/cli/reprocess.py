@@ -120,9 +120,9 @@ def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -
         if dry_run:
             return total, Summary()
         say(f"{total:,} messages")
-        told = None if is_connect(spark) else spark.sparkContext.accumulator(0)
-        with stop.calling(lambda: job.stop(spark)), nullcontext() if told is None else _watched(told, total):
-            return total, job.run(spark, told)
+        handled = None if is_connect(spark) else spark.sparkContext.accumulator(0)
+        with stop.calling(lambda: job.stop(spark)), nullcontext() if handled is None else _watched(handled, total):
+            return total, job.run(spark, handled)
     except (PySparkException, Py4JError) as error:
         if stop.is_asked:
             return 0, Summary()
@@ -132,14 +132,14 @@ def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -
 
 
 @contextmanager
-def _watched(told: Any, total: int) -> Iterator[None]:
-    """Show how many messages are through, on a terminal."""
+def _watched(handled: Any, total: int) -> Iterator[None]:
+    """Show on a terminal how many messages were handled."""
     is_over = threading.Event()
     with progress_bar("reprocess", total) as tell:
 
         def watch() -> None:
             while not is_over.wait(_LOOK_S):
-                tell(told.value)
+                tell(handled.value)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

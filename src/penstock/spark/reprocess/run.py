@@ -1,4 +1,4 @@
-"""One reprocessing: which messages, counts, runs, sums up. It keeps no state of its own: what has a result is done.
+"""One reprocessing: selects, counts, runs, sums up. It keeps no state of its own: what has a result is done.
 
 The messages are a DataFrame whose rows are the same whenever it is asked for.
 """
@@ -58,7 +58,7 @@ class Selection(Protocol):
 
     @property
     def keeps_failures(self) -> bool:
-        """Whether a failure is a result as well: where nothing else would tell of it."""
+        """Whether failures are saved as results, because nothing else records them."""
 
     def check(self) -> None:
         """Raise ConfigurationError or StreamMissing for what cannot work; without Spark."""
@@ -208,8 +208,10 @@ class Reprocess:
         with nullcontext() if where is None else one_line_errors(where):
             return self._selection.rows(spark).count()
 
-    def run(self, spark: SparkSession, told: Any = None) -> Summary:
-        """Handle every message that has no result; return what became of all. `told` is an accumulator of their number.
+    def run(self, spark: SparkSession, handled: Any = None) -> Summary:
+        """Handle every message that has no result; return what became of all.
+
+        `handled` is an accumulator of their number.
 
         Guarantees: however often it is killed and run again, each message has one result in the end, or stays a dead
         letter.
@@ -219,7 +221,7 @@ class Reprocess:
             self._selection.check_files(spark)
             is_here = not is_connect(spark) and is_local(spark.sparkContext.master)
             with marked(self._work.results, is_here=is_here) as self._mark:
-                task = ReprocessTask(self._work, self._selection.keeps_failures, told, self._mark, self._stuck())
+                task = ReprocessTask(self._work, self._selection.keeps_failures, handled, self._mark, self._stuck())
                 try:
                     return self._handled(spark, task)
                 finally:

@@ -5,7 +5,7 @@
 | before the handler is called        | nothing of these messages       | handles them                              |
 | after it, before results are saved  | what the handler did            | handles them again, as a worker would     |
 | while results are saved             | the results of some of them     | handles the others; those stay as they are|
-| after that                          | all results                     | finds them, and calls nobody              |
+| after that                          | all results                     | finds them, and handles nothing           |
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ReprocessTask(Shipped):
 
     work: Work
     keeps_failures: bool
-    told: Any = None  # an accumulator, for whoever watches
+    handled: Any = None  # an accumulator of the number of messages
     mark: str | None = None  # the driver's file, in the folder of the results
     stuck: StuckNotes | None = None  # where failures are no results
 
@@ -115,7 +115,7 @@ class ReprocessTask(Shipped):
         function = _with_outputs(imported("--handler", self.work.handler))
         is_repeated = is_repeated_task()
         caller = Caller(function, self.work.max_attempts, has_output=True, timeout_s=self.work.timeout_s)
-        # Of several messages nobody would know which one hangs.
+        # With several messages in a call, it would be unknown which one hangs.
         alone = nullcontext if is_repeated and self.work.timeout_s is not None else None
         stuck = self.stuck.known() if self.stuck is not None and is_repeated else frozenset()
         store = ReprocessResults(self.work.results)
@@ -127,8 +127,8 @@ class ReprocessTask(Shipped):
                         return
                     rows = [_row(each, self.work.name) for each in batch.slice(first, size).to_pylist()]
                     yield pa.RecordBatch.from_pylist(_Chunk(self, caller, store, stuck, alone).handled(rows), OUTCOME)
-                    if self.told is not None:
-                        self.told.add(len(rows))
+                    if self.handled is not None:
+                        self.handled.add(len(rows))
         finally:
             caller.close()
             store.close()
@@ -155,7 +155,7 @@ class _Chunk:
         for stream in dict.fromkeys(row.stream for row in waiting.values()):
             made |= self._of_stream([row for row in waiting.values() if row.stream == stream])
         kept = [result for result in made.values() if self._task.keeps_failures or result.status != Status.ERROR]
-        known |= self._store.save(kept)  # somebody else was faster, and theirs is the result
+        known |= self._store.save(kept)  # another process was faster, and its result counts
         return [
             _outcome(
                 row,
@@ -227,9 +227,9 @@ def _row(columns: Mapping[str, Any], name: str | None) -> _Row:
     )
 
 
-def _kind(told: str | None, stream: str) -> str:
+def _kind(given: str | None, stream: str) -> str:
     try:
-        return check_name("kind", told or stream)
+        return check_name("kind", given or stream)
     except ConfigurationError:
         return stream
 
