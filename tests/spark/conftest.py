@@ -24,7 +24,7 @@ from penstock.spark.runtime.versions import require_pyspark
 from penstock.spark.sessions import session
 from tests.conftest import ServerPark, with_user
 from tests.helpers.missing import usual_server
-from tests.spark.driver import Driver
+from tests.spark.driver import PYTHONPATH, Driver
 from tests.spark.limits import AVAILABLE_NOW, HAS_LIMITS
 
 if TYPE_CHECKING:
@@ -186,9 +186,8 @@ def standalone(standalone_of_session: Standalone, monkeypatch: pytest.MonkeyPatc
 def connect_server(java: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     """A real Spark Connect server; its executors have this Python, this Penstock and the handlers of the tests."""
     from tests.spark.clusters import ConnectServer
-    from tests.spark.driver import ROOT
 
-    with ConnectServer(tmp_path_factory.mktemp("connect"), env={"PYTHONPATH": str(ROOT)}) as server:
+    with ConnectServer(tmp_path_factory.mktemp("connect"), env={"PYTHONPATH": PYTHONPATH}) as server:
         yield server
 
 

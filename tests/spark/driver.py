@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Self
 
 ROOT = Path(__file__).resolve().parents[2]
+# What programs import that a test starts: the tests, and the same Penstock as the test itself.
+PYTHONPATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 PATIENCE_S = 240.0  # a driver, its executors and their Pythons start on cores that are busy with other tests
 _TAIL = 4_000
 
@@ -82,18 +85,33 @@ class Process:
 
     def end(self, timeout_s: float = PATIENCE_S) -> list[str]:
         """Waits until it ends by itself, checks that it ended well and returns what it said."""
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise AssertionError(f"it did not end in {timeout_s} s:\n{self._tail()}") from None
+        code = self.code(timeout_s)
         self._reap()
-        assert self._process.returncode == 0, f"it ended with {self._process.returncode}:\n{self._tail()}"
+        assert code == 0, f"it ended with {code}:\n{self._tail()}"
         return self.lines()
 
     def code(self, timeout_s: float = PATIENCE_S) -> int:
         """Waits until it ends by itself, and returns the code that it ends with."""
-        return self._process.wait(timeout_s)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"it did not end in {timeout_s} s:\n{self._tail()}") from None
+
+    def open_gate(self, gate: Path, timeout_s: float = PATIENCE_S) -> None:
+        """Lets the reader of a named pipe go on, which must come to it in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # else it has no reader yet
+                    raise
+            else:
+                return
+            if not self.is_alive() or time.monotonic() > deadline:
+                raise AssertionError(f"nobody reads {gate}:\n{self._tail()}")
+            time.sleep(0.01)
 
     def _reap(self) -> None:
         self._process.wait()
@@ -123,5 +141,6 @@ class Driver(Process):
     def __init__(self, script: str, place: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         file = place / f"driver_{len(list(place.glob('driver_*.py')))}.py"
         file.write_text(script, encoding="utf-8")
-        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        super().__init__([sys.executable, "-u", str(file), *arguments], place, {"PYTHONPATH": paths, **(env or {})})
+        super().__init__(
+            [sys.executable, "-u", str(file), *arguments], place, {"PYTHONPATH": PYTHONPATH, **(env or {})}
+        )

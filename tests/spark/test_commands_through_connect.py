@@ -19,7 +19,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.sync.results import FSBackend
 from tests.spark.archive.streams import START_MS, Stream, archive, opened
 from tests.spark.clusters import ConnectServer
-from tests.spark.driver import ROOT
+from tests.spark.driver import PYTHONPATH
 from tests.spark.report.pages import Page
 
 Penstock = Callable[..., CompletedProcess[str]]
@@ -32,7 +32,7 @@ def penstock(connect_server: ConnectServer, stream_server: EmbeddedServer, tmp_p
     def run(*words: object) -> CompletedProcess[str]:
         places = ["--master", connect_server.url, "--url", stream_server.url]
         command = [sys.executable, "-m", "penstock", *map(str, words), *places]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "PYTHONPATH": PYTHONPATH}
         return subprocess.run(command, cwd=tmp_path, env=env, text=True, capture_output=True, check=False)
 
     return run

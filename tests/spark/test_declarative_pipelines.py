@@ -15,7 +15,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.declarative import rows
 from penstock.spark.pipeline import Function, Source, Sql
 from penstock.spark.runtime.fast_start import java_options
-from tests.spark.driver import ROOT
+from tests.spark.driver import PYTHONPATH
 from tests.spark.pipeline.conftest import add_orders, dead_letters
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _run(place: Path, url: str, *conf: str) -> subprocess.CompletedProcess[str]:
             **os.environ,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": PYTHONPATH,
             "ORDERS_URL": url,
         },
         capture_output=True,

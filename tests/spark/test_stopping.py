@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from penstock.spark.pipeline.status import status
 from tests.helpers.threads import eventually, throughout
 from tests.spark.archive.streams import START_MS, Stream, archive, opened
 from tests.spark.clusters import fast_start
-from tests.spark.driver import PATIENCE_S, ROOT, Process
+from tests.spark.driver import PATIENCE_S, PYTHONPATH, Process
 from tests.spark.end_to_end.queries import fill
 from tests.spark.pipeline.conftest import add_orders
 from tests.spark.pipeline.test_cli import TEXT
@@ -53,7 +52,7 @@ def file(stream_server: EmbeddedServer, tmp_path: Path) -> Path:
 
 def started(place: Path, *words: object) -> Process:
     command = [sys.executable, "-m", "penstock", *map(str, words)]
-    return Process(command, place, {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **fast_start()})
+    return Process(command, place, {"PYTHONPATH": PYTHONPATH, "COLUMNS": "200", **fast_start()})
 
 
 def children(pid: int) -> set[str]:
@@ -163,38 +162,35 @@ def test_a_replay_ends_after_what_it_is_writing_and_goes_on_when_it_is_started_a
 
 
 @pytest.mark.slow
-def test_a_reprocessing_keeps_the_results_that_it_has(java: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "gate")
+def test_a_reprocessing_finishes_the_messages_that_it_is_handling(java: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
     stream = Stream()
-    for n in range(50):
+    for n in range(80):
         payload = json.dumps({"n": n, "place": str(tmp_path)}).encode()
         stream.entries.append((f"{START_MS + n}-0", {"data": payload}))
-    archive(opened(tmp_path / "cold"), stream, 0, 50)
-    words = [
-        "--stream",
-        "orders",
-        "--handler",
-        "tests.spark.reprocess.handlers:doubled",
-        "--archive",
-        tmp_path / "cold",
-    ]
-    words += ["--batch-size", "10", "--results", tmp_path / "results", "--master", "local[1]"]
-    with started(tmp_path, "reprocess", *words) as process:
+    archive(opened(tmp_path / "cold"), stream, 0, 80)
+    words: list[object] = ["--stream", "orders", "--handler", "tests.spark.reprocess.handlers:doubled"]
+    words += ["--archive", tmp_path / "cold", "--batch-size", 10, "--results", tmp_path / "results"]
+    with started(tmp_path, "reprocess", *words, "--master", "local[1]") as process:
         process.wait_for_line("^at the gate$")
         ctrl_c(process.pid)
-        time.sleep(1.0)  # until it has noticed, of which it says nothing before the handler ends
-        with (tmp_path / "gate").open("w"):
-            pass  # the handler goes on
+        # Nothing shows that it has noticed the signal, except that it would end, or say that it has stopped.
+        throughout(8.0, lambda: process.is_alive() and not process.lines()[-1].startswith("reprocess: "))
+        process.open_gate(gate)
         lines = process.end()
     assert (
         lines[-1] == "reprocess: stopped; run the same command again to continue with the messages that have no result"
     )
     assert not [line for line in lines if "py4j" in line or "SparkException" in line or "KeyboardInterrupt" in line]
-    (tmp_path / "gate").unlink()
-    with started(tmp_path, "reprocess", *words) as process:
-        said = process.end()
-    [done] = [line for line in said if line.startswith("done 45, failed 5;")]
-    assert int(done.split()[4]) >= GATE, "what had a result was not handled again"
+    handled = GATE + 10
+    first = (tmp_path / "journal").read_text().split()
+    assert {int(n) for n in first} == set(range(handled))
+    with started(tmp_path, "reprocess", *words, "--master", "local[1]") as process:
+        assert f"done 72, failed 8; {handled} of them already had a result" in process.end()
+    again = (tmp_path / "journal").read_text().split()[len(first) :]
+    assert {int(n) for n in again} == set(range(handled, 80))
+    assert not list((tmp_path / "results").glob(".penstock-*"))
 
 
 @pytest.mark.slow

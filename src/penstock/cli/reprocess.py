@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from penstock.spark.reprocess import Reprocess, Selection, Summary
 
 _LOOK_S = 0.5
-# How long Spark lets a task that is cancelled finish the messages that it is at.
-_TASKS_MAY_FINISH = {"spark.python.task.killTimeout": "30s"}
 _HERE, _REPEATING = "local[*]", "local[*,4]"
 
 
@@ -112,20 +110,19 @@ def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from penstock.spark.reprocess import Summary
+    from penstock.spark.reprocess import CONF, Summary
     from penstock.spark.runtime.master import is_connect
 
     try:
         with stop.at_once():
-            spark = quiet_session("penstock reprocess", master, conf=_TASKS_MAY_FINISH)
+            spark = quiet_session("penstock reprocess", master, conf=CONF)
             total = job.count(spark)
         if dry_run:
             return total, Summary()
         say(f"{total:,} messages")
-        told = None if is_connect(spark) else spark.sparkContext.accumulator(0)
-        cancel = spark.interruptAll if is_connect(spark) else spark.sparkContext.cancelAllJobs
-        with stop.calling(cancel), nullcontext() if told is None else _watched(told, total):
-            return total, job.run(spark, told)
+        handled = None if is_connect(spark) else spark.sparkContext.accumulator(0)
+        with stop.calling(lambda: job.stop(spark)), nullcontext() if handled is None else _watched(handled, total):
+            return total, job.run(spark, handled)
     except (PySparkException, Py4JError) as error:
         if stop.is_asked:
             return 0, Summary()
@@ -135,14 +132,14 @@ def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -
 
 
 @contextmanager
-def _watched(told: Any, total: int) -> Iterator[None]:
-    """Show how many messages are through, on a terminal."""
+def _watched(handled: Any, total: int) -> Iterator[None]:
+    """Show on a terminal how many messages were handled."""
     is_over = threading.Event()
     with progress_bar("reprocess", total) as tell:
 
         def watch() -> None:
             while not is_over.wait(_LOOK_S):
-                tell(told.value)
+                tell(handled.value)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

@@ -1,6 +1,6 @@
-"""A Spark session on whatever Java and Python this machine has, and our formats made known to it.
+"""Starts Spark sessions with the Java and Python of this machine, and registers our formats.
 
-These are `redis_streams` and `penstock_results`, whose code goes to the executors with them.
+The formats are `redis_streams` and `penstock_results`. Their code is shipped to the executors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOOPBACK = "127.0.0.1"
 _ADDRESS, _HOST, _BIND = "SPARK_LOCAL_IP", "spark.driver.host", "spark.driver.bindAddress"
 _YARN = "yarn"
 _MOST_SHUFFLE_PARTITIONS = 200
-# Whoever set one of these may have said elsewhere which master is meant.
+# If one of these is set, the master may be configured elsewhere.
 _SPEAKERS = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
 _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 _SHUFFLE = "spark.sql.shuffle.partitions"
@@ -49,7 +49,7 @@ _CHEAP_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.Fil
 
 
 class PackagesMissing(PenstockError):
-    """The Python of the executors lacks packages that travel neither by value nor with the job."""
+    """The Python of the executors lacks packages that cannot be shipped with the job."""
 
 
 def register(spark: SparkSession, by_value: bool | Literal["auto"] = "auto") -> None:
@@ -78,13 +78,13 @@ def _sources(spark: SparkSession) -> tuple[type[DataSource], ...]:
     from penstock.spark.results.source import ResultsSource
     from penstock.spark.source.data_source import RedisStreamsSource, of_session
 
-    if is_connect(spark):  # it does not tell the number of cores
+    if is_connect(spark):  # it does not reveal the number of cores
         return RedisStreamsSource, ResultsSource
     return of_session(spark.sparkContext.defaultParallelism), ResultsSource
 
 
 def _is_installed(spark: SparkSession) -> bool:
-    """Tells whether every executor has this version of Penstock; asks them unless they share our Python."""
+    """Returns whether every executor has this version of Penstock; asks them unless they share our Python."""
     if _shares_our_python(spark):
         return True
     answers = [json.loads(answer) for answer in _ask_executors(spark)]
@@ -222,10 +222,10 @@ def _classic(builder: SparkSession.Builder, master: str | None, given: _Settings
 
 
 def _defaults(master: str | None, *, short: bool) -> _Settings:
-    """Returns what has to be said before Spark starts."""
+    """Returns settings that must be known before Spark starts."""
     settings: _Settings = {}
     if is_local(master):
-        # Nobody else has to reach this driver, and the machine's own name need not resolve.
+        # Only this machine must reach the driver, and its host name need not resolve.
         settings |= {_HOST: _LOOPBACK, _BIND: _LOOPBACK}
     elif _is_java_on_loopback():
         settings |= {_HOST: socket.gethostname(), _BIND: "0.0.0.0"}  # noqa: S104 - as Spark itself does
@@ -255,7 +255,7 @@ def _web_interface_beside_driver(settings: _Settings) -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Leaves SIGINT to whoever handles it already: PySpark takes it, for a handler that breaks off whatever runs."""
+    """Keeps the handler of SIGINT that is installed: PySpark installs one that cancels all jobs."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -266,7 +266,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _is_java_on_loopback() -> bool:
-    """Tells whether Java was started for an earlier local session: others must reach the driver of this one."""
+    """Returns whether Java was started for an earlier local session, which executors elsewhere cannot reach."""
     from pyspark import SparkContext
 
     java: Any = SparkContext._jvm  # noqa: SLF001 - the only way to Java
@@ -286,7 +286,7 @@ def _leave_nothing(spark: SparkSession) -> None:
 
 
 def _tune_local(spark: SparkSession) -> None:
-    """Sets what suits one machine, where the user has not set it."""
+    """Sets what suits one machine, unless the user has set it."""
     context = spark.sparkContext
     said = context.getConf()
     if not said.contains(_SHUFFLE):
@@ -301,7 +301,7 @@ def _tune_local(spark: SparkSession) -> None:
 
 
 def default_master() -> str | None:
-    """Returns the master of a session for which none is named; None if Spark itself is told elsewhere."""
+    """Returns the default master of a session; None if Spark may have one configured elsewhere."""
     return None if any(name in os.environ for name in _SPEAKERS) else "local[*]"
 
 

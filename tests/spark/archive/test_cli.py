@@ -24,7 +24,7 @@ from penstock.spark.lake.files import Location
 from tests.helpers.threads import eventually
 from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
 from tests.spark.clusters import fast_start
-from tests.spark.driver import ROOT, Process
+from tests.spark.driver import PYTHONPATH, Process
 from tests.spark.end_to_end.queries import fill, numbers, payloads
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_a_replay_that_is_killed_goes_on_where_it_was(
 ) -> None:
     words = ["replay", "--archive", str(root), "--stream", "orders", "--into", "again", "--url", stream_server.url]
     command = [sys.executable, "-m", "penstock", *words, "--rate", "20"]
-    with Process(command, tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+    with Process(command, tmp_path, {"PYTHONPATH": PYTHONPATH}) as process:
         eventually(lambda: stream_redis.xlen("again") >= 5)
         process.kill()
     done = stream_redis.xlen("again")
@@ -70,7 +70,7 @@ def test_archive_run_copies_what_comes_and_ends_in_order_when_it_is_told_to(
     command = [sys.executable, "-m", "penstock", "archive", "run", "--continuous", "--every", "1 second"]
     command += ["--master", "local[2]"]
     words = ["--archive", str(tmp_path / "cold"), "--stream", "orders", "--url", stream_server.url]
-    with Process([*command, *words], tmp_path, {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **fast_start()}) as process:
+    with Process([*command, *words], tmp_path, {"PYTHONPATH": PYTHONPATH, "COLUMNS": "200", **fast_start()}) as process:
         process.wait_for_line("batch 0: 250 entries")
         os.kill(process.pid, signal.SIGTERM)
         lines = process.end()
@@ -116,7 +116,7 @@ def test_a_second_run_of_a_root_is_refused_before_it_touches_anything(
 ) -> None:
     fill(stream_redis, "orders", 1)
     before = sorted(root.rglob("*"))
-    with Process([sys.executable, "-c", _HOLD, str(root)], tmp_path, {"PYTHONPATH": str(ROOT)}) as other:
+    with Process([sys.executable, "-c", _HOLD, str(root)], tmp_path, {"PYTHONPATH": PYTHONPATH}) as other:
         other.wait_for_line("held")
         result = call("archive", "run", "--stream", "orders", "--url", stream_server.url, "--archive", root)
         assert result.exit_code == 1

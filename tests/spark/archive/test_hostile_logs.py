@@ -88,6 +88,18 @@ def test_folders_beside_the_table_are_no_links_either(root: Path, tmp_path: Path
     assert [path.name for path in elsewhere.iterdir()] == ["compact-plan"], "nothing was written there"
 
 
+@pytest.mark.parametrize("path", ["{outside}", "../outside", "day=1/../../outside"])
+def test_a_path_outside_of_the_folder_is_not_used(tmp_path: Path, path: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("not yours")
+    store = Location.of(tmp_path / "table").store
+    named = path.format(outside=outside)
+    for use in (store.read, store.delete, store.info, lambda path: store.write(path, b"ours")):
+        with pytest.raises(LeadsOut, match="outside of"):
+            use(named)
+    assert outside.read_text() == "not yours"
+
+
 NO_RANGES = {
     "number": 5, "text": "x", "no range": [5], "names": [{"stream": "orders"}], "ids": [{"after": 1, "upto": 2}],
     "types": [{"stream": "orders", "after": "0-0", "upto": "9-0", "rows": "many"}],

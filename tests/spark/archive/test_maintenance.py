@@ -20,7 +20,7 @@ from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.lake import files
 from penstock.spark.lake.files import Location
 from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
-from tests.spark.driver import ROOT, Process
+from tests.spark.driver import PYTHONPATH, Process
 
 verification: Any = import_module("penstock.spark.archive.verify")  # the function has the name of its module
 _OLD_S = 1_000_000.0
@@ -120,7 +120,7 @@ def test_of_two_compactions_one_is_refused(tmp_path: Path) -> None:
         second._merge(files_of(tmp_path))
     assert archived(tmp_path) == stream.entries
     assert verify(tmp_path, rows=True).is_sound
-    with Process([sys.executable, "-c", _HOLD, str(tmp_path)], tmp_path, {"PYTHONPATH": str(ROOT)}) as other:
+    with Process([sys.executable, "-c", _HOLD, str(tmp_path)], tmp_path, {"PYTHONPATH": PYTHONPATH}) as other:
         other.wait_for_line("held")
         with pytest.raises(ArchiveConflict, match="another compaction is running"):
             compact(tmp_path)
@@ -186,7 +186,7 @@ def test_compaction_and_vacuum_may_be_killed_at_any_moment(tmp_path: Path) -> No
     for number, line in enumerate(["ready", "step written", "step placed", "step committed", *["step vacuum"] * 4]):
         fill(root, stream, at, 40)
         at += 40
-        with Process([sys.executable, "-c", COMPACT, str(root), "{}"], tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+        with Process([sys.executable, "-c", COMPACT, str(root), "{}"], tmp_path, {"PYTHONPATH": PYTHONPATH}) as process:
             process.wait_for_line(line)
             if number > 3:
                 threading.Event().wait(0.01 * (number - 4))  # somewhere in the vacuum, which says nothing

@@ -25,7 +25,7 @@ from tests.spark.archive.streams import Crash, Stream, archive, archived, opened
 from tests.spark.archive.test_maintenance import COMPACT
 from tests.spark.archive.test_run import KILLED
 from tests.spark.clusters import fast_start
-from tests.spark.driver import ROOT, Driver, Process
+from tests.spark.driver import PYTHONPATH, Driver, Process
 from tests.spark.end_to_end.queries import column, entry_id, fill, numbers
 from tests.spark.end_to_end.queries import read as read_hot
 from tests.spark.lake.test_delta import s3_options
@@ -122,7 +122,7 @@ def test_a_compaction_that_is_killed_leaves_every_row_once(
     for at in range(0, 60, 10):
         archive(opened(root), stream, at, at + 10)
     words = [sys.executable, "-c", COMPACT, root.uri, json.dumps(dict(root.options))]
-    with Process(words, tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+    with Process(words, tmp_path, {"PYTHONPATH": PYTHONPATH}) as process:
         process.wait_for_line(line)
         process.kill()
     assert archived(root, stream.name) == stream.entries
@@ -159,7 +159,7 @@ def command(s3: S3Server, root: Location, tmp_path: Path) -> Callable[..., Proce
     """Starts a command that finds the store by the variables which the documentation names."""
     env = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3.port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "PYTHONPATH": str(ROOT), **fast_start(),
+        "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "PYTHONPATH": PYTHONPATH, **fast_start(),
     }  # fmt: skip
 
     def start(*words: object) -> Process:

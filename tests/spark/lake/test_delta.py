@@ -17,6 +17,7 @@ from penstock.errors import ConfigurationError
 from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged, statistics
 from penstock.spark.lake.files import Location, StoreFailed
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
+from tests.helpers.threads import DEADLINE_S
 
 SCHEMA = pa.schema(
     [("day", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("name", pa.string())]
@@ -110,7 +111,7 @@ def test_a_batch_is_committed_once_and_files_replace_others_without_a_row_twice(
 
 def test_writers_that_make_or_widen_a_table_at_the_same_moment_all_get_it(location: Location) -> None:
     wider = SCHEMA.append(pa.field("word", pa.string()))
-    together = threading.Barrier(6)
+    together = threading.Barrier(6, timeout=DEADLINE_S)
 
     def make(_: int) -> DeltaLog:
         together.wait()

@@ -25,7 +25,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline.running import PipelineFailed
 from tests.spark.clusters import fast_start
-from tests.spark.driver import ROOT, Process
+from tests.spark.driver import PYTHONPATH, Process
 from tests.spark.pipeline.conftest import add_orders
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def test_sigterm_ends_a_continuous_run_after_its_batch(
 ) -> None:
     add_orders(stream_redis, 10)
     command = [sys.executable, "-m", "penstock", "pipeline", "run", str(file), "--continuous", "--master", "local[1]"]
-    with Process(command, tmp_path, {"PYTHONPATH": str(ROOT), **fast_start()}) as process:
+    with Process(command, tmp_path, {"PYTHONPATH": PYTHONPATH, **fast_start()}) as process:
         process.wait_for_line("batch 0: 10 rows")
         os.kill(process.pid, signal.SIGTERM)
         assert process.end()[-1] == "orders: stopped after 1 batches, 10 rows"

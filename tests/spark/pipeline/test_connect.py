@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from penstock.redis.embedded import EmbeddedServer
 from tests.spark.clusters import ConnectServer
-from tests.spark.driver import ROOT, Process
+from tests.spark.driver import PYTHONPATH, ROOT, Process
 from tests.spark.limits import HAS_LIMITS
 from tests.spark.pipeline.conftest import add_orders, dead_letters
 
@@ -67,7 +67,7 @@ def penstock(connect_server: ConnectServer, tmp_path: Path) -> Callable[..., Pro
 
     def start(*words: object) -> Process:
         command = [*PENSTOCK, *map(str, words), "--master", connect_server.url]
-        return Process(command, tmp_path, {"PYTHONPATH": str(ROOT)})
+        return Process(command, tmp_path, {"PYTHONPATH": PYTHONPATH})
 
     return start
 
@@ -131,7 +131,7 @@ def test_a_killed_server_costs_nothing(
     java: Path, file: Path, stream_redis: redis.Redis, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     add_orders(stream_redis, 30)
-    env = {"PYTHONPATH": str(ROOT)}
+    env = {"PYTHONPATH": PYTHONPATH}
     with (
         ConnectServer(tmp_path_factory.mktemp("killed"), env=env) as server,
         Process([*PENSTOCK, "run", str(file), "--continuous", "--master", server.url], tmp_path, env) as process,

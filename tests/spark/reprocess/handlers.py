@@ -16,14 +16,15 @@ GATE = 40
 
 
 def doubled(messages: list[StreamMessage]) -> dict[str, Any]:
-    """Doubles numbers, but for those that end in 7; the first time that it meets GATE it waits there, if there is a gate."""
+    """Doubles numbers, except those that end in 7; at the number GATE, waits until the named pipe `gate`, if any, is opened."""
     place = Path(messages[0].data["place"])
     for message in messages:
         n = message.data["n"]
         if n == GATE and (place / "gate").exists():
             sys.stderr.write("at the gate\n")
             sys.stderr.flush()
-            (place / "gate").open().close()  # a pipe that nobody ever writes to
+            (place / "gate").open().close()
+            (place / "gate").unlink()
         with (place / "journal").open("a") as journal:
             journal.write(f"{n}\n")
         if n % 10 == 7:

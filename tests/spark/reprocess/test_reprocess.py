@@ -9,18 +9,22 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 import redis
 from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.reprocess.store import result_id
+from penstock.settings import ResultBackendSettings
+from penstock.spark.reprocess.run import COLUMNS
+from penstock.spark.reprocess.store import marked, must_stop, request_stop, result_id
+from penstock.spark.reprocess.task import ReprocessTask, Work
 from penstock.sync.results import FSBackend, PostgresBackend
 from penstock.task import check_id
 from tests.helpers.postgres import PostgresServer
 from tests.spark.archive.streams import START_MS, Stream, archive, flip_a_bit_of_the_payload, opened
-from tests.spark.driver import ROOT, Process
+from tests.spark.driver import PYTHONPATH, Process
 from tests.spark.reprocess.handlers import GATE
 
 if TYPE_CHECKING:
@@ -56,7 +60,7 @@ def test_killed_and_run_again_each_message_has_one_result(
     assert not (tmp_path / "results").exists()
 
     command = [sys.executable, "-m", "penstock", "reprocess", *words, "--master", "local[1]"]
-    with Process(command, tmp_path, {"PYTHONPATH": str(ROOT)}) as process:
+    with Process(command, tmp_path, {"PYTHONPATH": PYTHONPATH}) as process:
         process.wait_for_line("^at the gate$")
         process.kill()
     assert "50 messages" in process.lines()
@@ -86,6 +90,36 @@ def numbers(root: Path) -> Counter[int]:
             assert result.attempts == 3
     good = [result.data["twice"] // 2 for result in found if result.status == "ok"]
     return Counter([*good, *(int(result.error.split()[2]) for result in found if result.status == "error")])
+
+
+def test_a_task_handles_messages_in_order_and_returns_early_when_a_stop_is_requested(tmp_path: Path) -> None:
+    results = ResultBackendSettings("fs", root=str(tmp_path / "results"))
+    payloads = [json.dumps({"n": n, "place": str(tmp_path)}).encode() for n in range(0, 300, 10)]
+    rows = [
+        {**dict.fromkeys(COLUMNS), "stream": "orders", "id": f"{n + 1}-0", "data": payload}
+        for n, payload in enumerate(payloads)
+    ]
+    with marked(results, is_here=False) as mark:
+        assert mark is not None
+        task = ReprocessTask(Work(f"{HANDLERS}:doubled", results, batch_size=10), True, mark=mark)
+        outcomes = task(iter([pa.RecordBatch.from_pylist(rows)]))
+        assert next(outcomes).num_rows == 10
+        request_stop(mark)
+        assert list(outcomes) == []
+    assert (tmp_path / "journal").read_text().split() == [str(n * 10) for n in range(10)]
+    request_stop(mark)  # too late, and without effect
+    assert not Path(mark).exists()
+
+
+def test_a_stop_reaches_tasks_on_this_machine_wherever_results_are_saved() -> None:
+    results = ResultBackendSettings("s3")
+    with marked(results, is_here=True) as mark:
+        assert not must_stop(mark)
+        request_stop(str(mark))
+        assert must_stop(mark)
+    with marked(results, is_here=False) as mark:
+        assert mark is None
+        assert not must_stop(mark)
 
 
 @pytest.mark.rotates

@@ -54,7 +54,7 @@ class BatchArchiver:
         if self.table.exists():
             self.table.follow(self.state)
             self._last = self.table.last_append()
-        for staging in self.table.left_behind("batch"):  # a compaction may be at work beside us
+        for staging in self.table.left_behind("batch"):  # a compaction may be running at the same time
             self.table.take_back(staging, self.state)
 
     def archive(self, offsets: Offsets, write: Write) -> int | None:
@@ -130,7 +130,7 @@ class BatchArchiver:
             )
 
     def _is_known(self, stream: str, at: Position) -> bool:
-        """Tell whether a position is one of the archived stream: no fewer entries lie before it than are archived."""
+        """Return whether a position is in the archived stream: at least as many entries precede it as are archived."""
         found = self.state.range_of(stream, at.id)
         if found is None or at == found.end:
             return found is not None
@@ -146,7 +146,7 @@ class BatchArchiver:
 
     def _gap(self, stream: str, archived: Position, start: Position) -> int | None:
         lost: int | None = None
-        # A lower rank than before is that of a stream which was created anew: how much the old one had nobody knows.
+        # A lower rank than before: the stream was created again, and how much the old one had is unknown.
         if archived.rank is not None and start.rank is not None and start.rank >= archived.rank:
             lost = start.rank - archived.rank
         if lost == 0:

@@ -1,4 +1,4 @@
-"""Which ids of a stream an archive holds, in which files, and the archive as a log to read from.
+"""Which ids of a stream an archive has, in which files, and the archive as a log to read from.
 
 A segment is a stretch of ids without a hole: commits that follow each other without a loss are one segment. The log
 follows the table while a run adds to it and compactions replace its files.
@@ -76,7 +76,7 @@ class Coverage:
         return self.files[low : max(low, bisect_right(self._firsts, ids.parse(upto)))]
 
     def files_before(self, entry_id: str) -> tuple[tuple[FileEntry, ...], FileEntry | None]:
-        """Return the files that end before or with an id, and the one that it lies in the middle of."""
+        """Return the files that end before or with an id, and the one that contains it."""
         here = ids.parse(entry_id)
         number = bisect_right(self._lasts, here)
         is_inside = number < len(self.files) and self._firsts[number] <= here
@@ -168,7 +168,7 @@ class ColdLog:
                 return
 
     def rank(self, stream: str, entry_id: str) -> int | None:
-        """Return how many entries were added up to an archived id; None where that cannot be told."""
+        """Return how many entries were added up to an archived id; None if that is unknown."""
         coverage = self.coverage(stream)
         segment = coverage.holding(entry_id)
         rank = None if segment is None else coverage.complete_rank(segment)

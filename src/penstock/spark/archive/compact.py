@@ -24,7 +24,7 @@ from penstock.spark.lake.files import FailPoint, Location, no_fail_point
 TARGET_BYTES = 256 << 20
 GRACE_S = 3600.0
 _SMALL_BYTES = 1 << 20
-_MANY = 64  # small files that are worth a merge while the run goes on
+_MANY = 64  # small files that are worth a merge during a run
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def read_entries(
 
 
 def count_upto(table: ArchiveTable, entry: FileEntry, upto: str) -> int:
-    """Return how many entries of a file lie at or before an id."""
+    """Return how many entries of a file are at or before an id."""
     found = 0
     with _opened(table, entry) as source:
         for batch in source.iter_batches(_PAGE_ROWS, columns=["ms", "seq"], use_threads=False):
@@ -166,7 +166,7 @@ def why_changed(table: ArchiveTable, path: str, size: int, sha256: str) -> str |
 
 
 class FileChecks:
-    """Checks each file once, as long as nobody touches it: a replay goes through its files twice."""
+    """Checks each file once, as long as it does not change: a replay reads its files twice."""
 
     def __init__(self, table: ArchiveTable) -> None:
         self._table = table
@@ -221,7 +221,7 @@ def _why(table: ArchiveTable, path: str, size: int, sha256: str) -> str | None:
 
 
 def missing(error: FileNotFoundError) -> ArchiveDamaged:
-    """Return the error for a file that is not there, though no compaction has replaced it."""
+    """Return the error for a missing file that no compaction has replaced."""
     return ArchiveDamaged(f"{error.filename or error} is missing; run `penstock archive verify`")
 
 

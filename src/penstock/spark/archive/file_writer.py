@@ -1,8 +1,8 @@
-"""What a task of the archive does: sorts the rows of its partition into files, and tells of them.
+"""What a task of the archive does: sorts the rows of its partition into files, and reports them.
 
 A partition of the source holds whole pieces of id ranges, each in order. A file never goes beyond a piece or a day, so
-the files of one batch do not overlap, whichever task made them. Before anybody hears of a file it is read back: what is
-reported is what is stored.
+the files of one batch do not overlap, whichever task made them. Each file is read back before it is reported,
+so what is reported is what is stored.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class RowDigest:
 
 
 class _Column:
-    """The sums of one column: of which values are there, of their lengths, and of what they are."""
+    """The sums of one column: of which values are not null, of their lengths, and of the values."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
@@ -178,7 +178,7 @@ class _Column:
         valid = np.asarray(array.is_valid().cast(pa.uint8()))
         self._valid.update(valid.tobytes())
         if array.null_count:
-            array = array.drop_null()  # what lies under a null is anything
+            array = array.drop_null()  # the bytes under a null are undefined
         if pa.types.is_map(self._kind):
             offsets = np.asarray(array.offsets)
             self._lengths.update(np.diff(offsets).astype("<i4").tobytes())

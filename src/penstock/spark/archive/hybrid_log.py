@@ -30,7 +30,7 @@ class HybridState(StreamState):
     coverage: Coverage
 
     def gap(self, stream: str, at: Position) -> Gap | None:
-        """Return what is missing behind a position in both; a gap of 0 entries is where reading goes on elsewhere."""
+        """Return what is missing behind a position in both; a gap of 0 entries is where reading continues elsewhere."""
         if self.coverage.holding(at.id) is not None:
             return None
         ended = self.coverage.ending_by(at.id) if at.rank is None else None
@@ -186,7 +186,7 @@ def _as_archived(entry: Entry) -> Entry:
 
 @dataclass(frozen=True)
 class HybridLog(RedisLog):
-    """Both as one stream, told apart by ids alone."""
+    """Both as one stream, distinguished by ids alone."""
 
     @property
     def cold(self) -> ColdLog:
@@ -213,7 +213,7 @@ class HybridLog(RedisLog):
         return HybridScanner(self.hot_scanner(), self.cold)
 
     def start(self, stream: str, bound: Bound, state: StreamState | None) -> Position:
-        """Return the position behind which reading begins; the archive can tell the rank of an archived one."""
+        """Return the position behind which reading begins; the archive knows the rank of an archived one."""
         found = super().start(stream, bound, state)
         if found.rank is not None or not isinstance(state, HybridState):
             return found

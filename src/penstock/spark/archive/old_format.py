@@ -35,7 +35,7 @@ def import_archive(
 ) -> int:
     """Copy an archive of the old format; return how many entries were copied. `tell` gets each stream and its rows.
 
-    Guarantees: a stream is in the new archive as a whole or not at all; one that is there already is left alone, so a
+    Guarantees: a stream is in the new archive as a whole or not at all; one that is already there is left alone, so a
     copy that was interrupted can be repeated. The old archive is not changed.
 
     Raises: ArchiveMissing, ArchiveDamaged, and ArchiveConflict for a stream that the new archive has with other ids.

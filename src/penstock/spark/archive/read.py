@@ -78,7 +78,7 @@ def moment_ms(name: str, moment: Moment) -> int | None:
 
 
 def check_order(low: int | None, high: int | None) -> None:
-    """Raise ConfigurationError if nothing can lie between two times."""
+    """Raise ConfigurationError if a time range is empty."""
     if low is not None and high is not None and low >= high:
         raise ConfigurationError(f"from ({low}) must be before to ({high})")
 

@@ -73,7 +73,7 @@ class ArchiveRun:
     is_stopping: Callable[[], bool] = lambda: False  # asked before each batch: none begins then, and the query ends
 
     def start(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
-        """Start the query; with `once` it ends when everything that is there now is archived.
+        """Start the query; with `once` it ends when everything available now is archived.
 
         Guarantees: the consumer group `group` stands where the archive is committed, never ahead of it, so retention
         trims what is archived and nothing else.
@@ -156,7 +156,7 @@ class ArchiveRun:
         return found
 
     def _compact(self, table: ArchiveTable, state: State) -> bool:
-        """Merge small files, if there are many; somebody else may be at it. Return whether to do so again later."""
+        """Merge small files, if there are many; another process may do so too. Return whether to do so again later."""
         try:
             SmallFiles(table, max_file_rows=self.max_file_rows, step=self.step, state=state).run_if_it_pays()
         except ArchiveConflict:
@@ -181,7 +181,7 @@ class ArchiveRun:
 
 
 def _hold(lock: ArchiveLock, query: StreamingQuery) -> None:
-    with suppress(Exception):  # however it ends; whoever waits for it is told
+    with suppress(Exception):  # however it ends; the caller that waits for it gets the error
         query.awaitTermination()
     lock.give_back()
 
@@ -220,7 +220,7 @@ class Copying(Shipped):
 
 
 def _checkpoint(location: Location) -> Path:
-    """Return where Spark keeps its checkpoint: beside the table, or only for this run where the table is not here.
+    """Return where Spark keeps its checkpoint: next to the table, or only for this run if the table is remote.
 
     The table says by itself how far the archive is. A checkpoint saves a batch that was under way from being planned
     anew, no more.

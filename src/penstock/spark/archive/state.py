@@ -73,7 +73,7 @@ def _as(array: Any, kind: pa.DataType) -> Any:
 
 
 def _apart(fields: Any) -> tuple[Any, Any]:
-    # The entries of all maps lie side by side: those called `data` are taken out, column-wise.
+    # The entries of all maps are contiguous: those called `data` are taken out, column-wise.
     offsets = np.asarray(fields.offsets)
     start, stop = int(offsets[0]), int(offsets[-1])
     names, values = fields.keys.slice(start, stop - start), fields.items.slice(start, stop - start)
@@ -122,7 +122,7 @@ class ArchiveDamaged(PenstockError):
 
 
 class ArchiveConflict(PenstockError):
-    """Somebody else wrote to the archive, or a stream has come back with ids that are archived already."""
+    """Another writer changed the archive, or a stream was created again with ids that are already archived."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class State:
         return found
 
     def range_of(self, stream: str, entry_id: str) -> RangeEntry | None:
-        """Return the archived range that an id lies in."""
+        """Return the archived range that contains an id."""
         here = ids.parse(entry_id)
         for each in self.ranges.get(stream, ()):
             if ids.parse(each.after) < here <= ids.parse(each.upto):
@@ -239,7 +239,7 @@ def check_path(path: str) -> re.Match[str]:
 
 
 def path_of(stream: str, day: str, first: str, last: str, sha256: str) -> str:
-    """Return where a new file lies below the root."""
+    """Return the path of a new file, relative to the root."""
     return f"stream={safe_name(stream)}/day={day}/{first}_{last}_{sha256}_{secrets.token_hex(4)}.parquet"
 
 
@@ -254,5 +254,5 @@ def safe_name(stream: str) -> str:
 
 
 def day_of(ms: int) -> str:
-    """Return the day of a time, in UTC; what lies beyond the calendar is put into its last day."""
+    """Return the day of a time, in UTC; later times are put into the last day of the calendar."""
     return datetime.fromtimestamp(min(ms, LAST_MS) // 1000, UTC).strftime("%Y-%m-%d")

@@ -225,7 +225,7 @@ class ArchiveTable:
         self, state: State, new: Iterable[FileEntry], old: Iterable[FileEntry], ranges: Iterable[RangeEntry]
     ) -> None:
         if self.log.version != state.version + 1:
-            self.follow(state)  # somebody else has committed as well
+            self.follow(state)  # another writer has committed as well
             return
         for entry in old:
             state.files.pop(entry.path, None)
@@ -265,7 +265,7 @@ class ArchiveTable:
         return found
 
     def unknown_files(self, stored: Sequence[StoredFile], state: State) -> list[StoredFile]:
-        """Return what lies where files of the table do, and is none, nor was one lately, nor is about to be one."""
+        """Return files among those of the table that are not part of it, were not lately, and are not about to be."""
         staged = {"/".join(file.path.split("/")[2:]) for file in stored if file.path.startswith(f"{STAGING}/")}
         known = {*state.files, *staged, *self.log.removed()}
         return [file for file in stored if file.path.startswith("stream=") and file.path not in known]
@@ -306,7 +306,7 @@ class ArchiveTable:
         try:
             yield folder
         except Exception as error:
-            # Who cannot tell whether a store has the commit leaves the files to the run of the next day.
+            # If it is unknown whether the store has the commit, the run of the next day deletes the files.
             if self.location.local is not None or isinstance(error, ArchiveConflict):
                 self._abandon(folder, state)
             raise
@@ -342,7 +342,7 @@ class ArchiveTable:
     def left_behind(self, kind: str) -> list[str]:
         """Return the staging folders of runs that were killed; the caller holds the lock of their kind.
 
-        In a store without locks somebody may still be at work: only what is a day old counts there.
+        In a store without locks another process may still be running: only what is a day old counts there.
         """
         until_ms = time.time_ns() // 1_000_000 - (DAY_MS if self.location.local is None else 0)
         found: dict[str, int] = {}
@@ -380,14 +380,14 @@ def _said(info: Info) -> list[RangeEntry]:
     return _checked(found.get("ranges", []), msgspec.convert, list[RangeEntry]) if isinstance(found, dict) else []
 
 
-def _checked(told: Any, read: Callable[..., Any], kind: Any) -> Any:
-    # Whoever may write to the folder may have written anything.
+def _checked(content: Any, read: Callable[..., Any], kind: Any) -> Any:
+    # Anyone with access to the folder may have written anything.
     try:
-        found = read(told, type=kind)
+        found = read(content, type=kind)
         for entry in found.ranges if isinstance(found, _Noted) else found:
             ids.parse(entry.after), ids.parse(entry.upto)
     except (msgspec.MsgspecError, ConfigurationError, ValueError, RecursionError) as error:
-        text = repr(told)
+        text = repr(content)
         shown = text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
         raise ArchiveDamaged(f"the table lists {shown} as archived, which is not a range of ids: {error}") from error
     return found

@@ -1,4 +1,4 @@
-"""Delta Lake tables through the library `deltalake`, without a jar: somebody else writes the files, this commits them.
+"""Delta Lake tables through the library `deltalake`, without a jar: others write the files, this module commits them.
 
 A commit may carry the number of a batch (`txn` in the log of the table): of two writers that commit the same batch one
 is refused, and `last()` says which batches are in the table, however long ago they were committed. Files are committed
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 5  # of a change that others may get in the way of
 _HOUR_S = 3_600
-Info = Mapping[str, Any]  # what a commit says beside its files; values are those of JSON
+Info = Mapping[str, Any]  # metadata of a commit; values are those of JSON
 _MOST_COLUMNS = 32  # as delta.dataSkippingNumIndexedCols has it
 _LONGEST_TEXT = 32
 _LAST_CHARACTER = "\U0010ffff"
@@ -101,10 +101,10 @@ class DeltaLog:
                     partition_by=list(partition_by),
                     configuration=configuration,
                     storage_options=dict(location.options),
-                    # Tried again, it would take the place of a table that somebody else has made meanwhile.
+                    # A retry would replace a table that another writer has created meanwhile.
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
-            except _conflict():  # somebody else was faster
+            except _conflict():  # another writer was faster
                 table = library().DeltaTable(location.uri, storage_options=dict(location.options))
         made = cls(location, table)
         made._make_durable(0)
@@ -117,7 +117,7 @@ class DeltaLog:
 
     @property
     def identity(self) -> str:
-        """What tells this table from one that was made in the same place later."""
+        """What distinguishes this table from one created later in the same place."""
         return str(self._table.metadata().id)
 
     @property
@@ -149,7 +149,7 @@ class DeltaLog:
     ) -> int:
         """Add and remove files in one step; return the version of the table after that.
 
-        `has_new_rows=False` says that the rows are those of the removed files, so that whoever follows the table gets
+        `has_new_rows=False` says that the rows are those of the removed files, so that followers of the table get
         none twice. Commits that remove files must have an `app`: the library does not refuse two that remove the same.
         With `keeps_log=False` the library makes checkpoints and shortens the log as the table is configured.
 
@@ -212,7 +212,7 @@ class DeltaLog:
         with _translated(self.location):
             try:
                 self._table.alter.add_columns(missing)
-            except _conflict():  # somebody else has changed the table, and may have added them
+            except _conflict():  # another writer has changed the table, and may have added them
                 if attempts == 1:
                     raise
                 self.refresh()
@@ -287,7 +287,7 @@ class DeltaLog:
     def vacuum(self, older_than_s: float, *, everything: bool = False, dry_run: bool = False) -> list[str]:
         """Delete files that were removed from the table that long ago, in whole hours; return their paths.
 
-        With `everything` also those that the log does not know: they must not be somebody's who is about to commit.
+        With `everything` also those that the log does not know: no other writer may be about to commit them.
         """
         known = self.version
         with _translated(self.location):
@@ -308,7 +308,7 @@ class DeltaLog:
 
 
 def _conflict() -> type[Exception]:
-    """Return what the library raises if somebody else has changed the table at the same moment."""
+    """Return what the library raises if another writer has changed the table at the same moment."""
     from deltalake.exceptions import CommitFailedError
 
     found: type[Exception] = CommitFailedError

@@ -111,8 +111,8 @@ class StoredFile:
 class LocalStore:
     """Files on a disk, which survive a crash of the machine once a method has returned.
 
-    Whoever may write to the folder may put a link there: what lies behind one is neither read, written nor deleted, and
-    methods raise LeadsOut.
+    Anyone with access to the folder may put a link there: its target is neither read, written nor deleted, and methods
+    raise LeadsOut.
     """
 
     def __init__(self, root: Path) -> None:
@@ -122,8 +122,8 @@ class LocalStore:
         place = self.root
         for part in Path(path).parts:
             place /= part
-            if part == ".." or place.is_symlink():
-                raise LeadsOut(f"{place} is a symbolic link or leads out of {self.root}: nothing behind it is used")
+            if part == ".." or place == Path(part) or place.is_symlink():  # an absolute path replaces what is before it
+                raise LeadsOut(f"{place} is a symbolic link or outside of {self.root}, and is not used")
         return place
 
     def opened(self, path: str) -> Any:
@@ -156,7 +156,7 @@ class LocalStore:
         sync(file.parent)
 
     def scratch(self, path: str) -> Path:
-        """Return a path of this machine for a file that put() will move to `path`: beside it, so nothing is copied."""
+        """Return a path of this machine for a file that put() will move to `path`: next to it, so nothing is copied."""
         file = self._at(path)
         make_directory(file.parent)
         return file.with_name(f".{secrets.token_hex(8)}")
@@ -180,7 +180,7 @@ class LocalStore:
         sync(target.parent)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Let files that somebody else has written survive a crash of the machine; those that are gone are left out."""
+        """Make files written by others survive a crash of the machine; skip those that no longer exist."""
         folders = set()
         for path in paths:
             with suppress(FileNotFoundError):
@@ -376,7 +376,7 @@ def why_unwritable(place: Path) -> str | None:
     if not place.is_dir():
         return f"{place} is not a directory"
     try:
-        Path(tempfile.mkdtemp(prefix=".penstock-", dir=place)).rmdir()  # to the superuser, rights alone do not tell
+        Path(tempfile.mkdtemp(prefix=".penstock-", dir=place)).rmdir()  # permissions alone say nothing about root
     except OSError as error:
         return f"cannot write to {place} ({error.strerror or error}); check its owner and permissions"
     return None

@@ -41,7 +41,7 @@ def library() -> Any:
 
 @dataclass(frozen=True)
 class BatchNote:
-    """A batch of a sink. A property of the table holds the last one; the summary of its snapshot tells each."""
+    """A batch of a sink. A property of the table holds the last one; the summary of each snapshot names its own."""
 
     query: str
     sink: str
@@ -127,7 +127,7 @@ class IcebergTable:
     # --- before anything runs ---
 
     def places(self) -> Iterator[str]:
-        """Yield where the catalogue and its tables are, as far as the properties tell."""
+        """Yield where the catalogue and its tables are, as far as the properties say."""
         if file := self._sqlite_file():
             yield str(file.parent)
         if warehouse := self._properties.get("warehouse"):
@@ -228,7 +228,7 @@ class IcebergTable:
         """Add the files of a batch, and note the batch, in one commit; return whether it was new."""
 
         def added(transaction: Any) -> None:
-            # Files of a new batch lie in a folder of their own: none is in the table already.
+            # Files of a new batch are in a folder of their own: none is in the table already.
             transaction.add_files(list(paths), snapshot_properties=note.summary, check_duplicate_files=False)
 
         return self._committed(note, added)
@@ -277,7 +277,7 @@ class IcebergTable:
     def _committed(self, note: BatchNote, change: Any) -> bool:
         """Commit a change together with the note; return False if the table has the batch.
 
-        A commit holds only if nobody else has committed since the table was loaded. So another driver that writes the
+        A commit succeeds only if no other has been made since the table was loaded. So another driver that writes the
         same batch at the same time is seen, here or there.
         """
         from pyiceberg.exceptions import CommitFailedException
@@ -306,12 +306,12 @@ class IcebergTable:
 
 
 def _is_race(error: Exception) -> bool:
-    """Return whether somebody else has made or changed the same at the same moment."""
+    """Return whether another writer has created or changed the same thing at the same moment."""
     return type(error).__name__ in _RACES or "already exists" in str(error)
 
 
 def _unrepeated(table: Any) -> Any:
-    """Return a table whose commits fail if somebody else has committed: PyIceberg would repeat them by itself."""
+    """Return a table whose commits fail if another writer has committed: PyIceberg would repeat them by itself."""
     from pyiceberg.exceptions import CommitFailedException
     from pyiceberg.table import Table
 

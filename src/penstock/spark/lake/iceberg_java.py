@@ -79,7 +79,7 @@ class IcebergJavaTable:
     def _columns(self, fields: list[StructField]) -> str:
         from pyspark.sql.types import StructField, StructType
 
-        # Whoever appends may bring null in what has none today.
+        # Later rows may have nulls in columns that have none today.
         return str(self._java(StructType([StructField(field.name, field.dataType) for field in fields])).toDDL())
 
     def _create(self, schema: StructType) -> None:
@@ -125,7 +125,7 @@ class IcebergJavaTable:
         return name
 
     def publish(self, branch: str, note: BatchNote) -> bool:
-        """Take over what is in the branch, and note the batch, in one commit; tell whether it was new."""
+        """Take over what is in the branch, and note the batch, in one commit; return whether it was new."""
         from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
         self._table.refresh()

@@ -49,10 +49,10 @@ def written(
     if zone is not None:
         writer = writer.option("timeZone", zone)
     writer.parquet(path)
-    told = seen.get
-    if told["rows"]:
-        check_files(told["tasks"], [file.path for file in walk(path)], path)
-    return int(told["rows"])
+    totals = seen.get
+    if totals["rows"]:
+        check_files(totals["tasks"], [file.path for file in walk(path)], path)
+    return int(totals["rows"])
 
 
 def check_files(tasks: Iterable[int], found: Iterable[str], path: str) -> None:
@@ -95,7 +95,7 @@ def _why_unfit(kind: DataType) -> str | None:
 
 
 def nullable_arrow(schema: StructType) -> Any:
-    """Return the schema with columns that may all be null: whoever appends may bring null in what has none today."""
+    """Return the schema with columns that may all be null: later rows may have nulls where there are none today."""
     from pyspark.sql.types import StructField, StructType
 
     from penstock.spark.runtime.versions import arrow_schema

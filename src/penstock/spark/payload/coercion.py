@@ -181,7 +181,7 @@ def _as_written(value: object) -> object:
         return msgspec.Raw(value.text.encode())
     if isinstance(value, msgspec.msgpack.Ext):
         return {"code": value.code, "data": value.data}
-    raise NotImplementedError  # so msgspec wants to be told that there is no other form
+    raise NotImplementedError  # how msgspec expects to learn that there is no other form
 
 
 def _binary(value: object) -> object:
@@ -190,7 +190,7 @@ def _binary(value: object) -> object:
 
 def _date(value: object) -> object:
     if isinstance(value, datetime):
-        raise TypeError  # a moment is a date only in some time zone, which nobody named
+        raise TypeError  # the date of a moment depends on a time zone, which is unknown
     return msgspec.convert(value, date)
 
 
@@ -234,7 +234,7 @@ class _FitsAnything(type):
 class RowTypes:
     """The types of one schema, and the names of their attributes in the order of the columns.
 
-    The loose one takes any value for a column: it only leaves out the fields that nobody asked for.
+    The loose one takes any value for a column: it only drops fields that were not requested.
     """
 
     quick: RowType

@@ -54,7 +54,7 @@ def map_of(key: pa.DataType, value: pa.DataType, *, nullable: bool = True) -> pa
 
 
 def check_names(names: list[str], where: str) -> None:
-    """Refuse names that Spark cannot tell apart: it ignores their case unless told otherwise."""
+    """Raise ConfigurationError for names that are equal in Spark, which ignores case by default."""
     seen: dict[str, str] = {}
     for name in names:
         if name.lower() in seen:

@@ -1,4 +1,4 @@
-"""The columns of payloads that a JSON Schema or a class describes, or of which there is only a sample.
+"""The columns of payloads that a JSON Schema, a class or only a sample describes.
 
 A class is a pydantic model, a msgspec Struct, a dataclass or a TypedDict.
 """
@@ -263,7 +263,7 @@ def _may_be_null(info: inspect.Type) -> bool:
 
 
 def infer(samples: Sequence[bytes], form: Form) -> pa.Schema:
-    """Return the schema that holds all samples: fields in the order in which they first appear, all of them nullable.
+    """Return the schema that holds all samples: fields in order of first appearance, all of them nullable.
 
     Whole numbers are bigint, objects struct; texts stay string, also those that look like a date. Fields whose types
     conflict are string. Samples that are no objects are left out.

@@ -69,7 +69,7 @@ class Where:
 class ReplayOrigin(Protocol):
     """Messages that can be replayed: the same in the same order whenever they are asked for."""
 
-    name: str  # tells what is selected
+    name: str  # identifies the selection
     schema: pa.Schema
 
     def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
@@ -302,7 +302,7 @@ class ArchiveOrigin:
             return
         for group in _groups(files):
             for entry in group:
-                self._checks.check(entry)  # also that it is there, which Spark would say in its own way
+                self._checks.check(entry)  # also that it exists, which Spark would report in its own words
             yield from where.sorted(self._frame(where, group))
 
     def _frame(self, where: Where, files: list[FileEntry]) -> DataFrame:

@@ -1,10 +1,10 @@
 """A replay: messages of an origin into a stream, each once, however often it is run.
 
 It is written as one partition of a Spark write (sink/writer.py) under the replay's name: the script that adds the
-entries notes in the same step how many there are, with a checksum, so a replay that was killed goes on where it was,
-and one that is done adds nothing. Another selection under the same name is refused.
+entries notes in the same step how many there are, with a checksum, so a replay that was killed continues where it
+was, and one that is done adds nothing. Another selection under the same name raises an error.
 
-A message that is replayed gets a new message id, and headers that tell where it was.
+A message that is replayed gets a new message id, and headers that name its origin.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ _LEFT = {
     envelope.DATA, envelope.KEY, envelope.HEADERS, envelope.MESSAGE_ID,
     envelope.EXPIRES_AT, envelope.DEDUP_KEY, envelope.REDRIVES,
 }  # fmt: skip
-_MOST_OTHERS = MAX_FIELDS - len(WELL_KNOWN) - 1  # fields of others, beside those that Penstock knows and `dlq_cut`
+_MOST_OTHERS = (
+    MAX_FIELDS - len(WELL_KNOWN) - 1
+)  # foreign fields, in addition to those that Penstock knows and `dlq_cut`
 _REPLACED = "\ufffd"  # in a text: what was no UTF-8
 _SOURCE, _SOURCE_ID = dead_letter_record.FIELDS["source_stream"], dead_letter_record.FIELDS["source_id"]
 _PARTITION = 0
-_SELECTION = "selection"  # field beside the marks of the write
+_SELECTION = "selection"  # field next to the marks of the write
 _REMEMBER = "30d"
 _CHUNK = 500
 _SLICES_A_SECOND = 10
 _SPARK_SCHEMA = from_arrow_schema(SCHEMA)
-Progress = Callable[[int], None]  # told how many messages have been handed on
+Progress = Callable[[int], None]  # called with the number of messages handed on
 
 
 @dataclass
@@ -241,7 +243,7 @@ class Replay:
         return Replayed(sum(written.added.values()), sum(written.repeated.values()))
 
     def stop(self) -> None:
-        """End a run after what it is writing; the next one goes on. May be called from a signal handler."""
+        """End a run after what it is writing; the next one continues. May be called from a signal handler."""
         self._stopped.set()
 
     def _paced(self, done: int, progress: Progress) -> Iterator[pa.RecordBatch]:
@@ -253,7 +255,7 @@ class Replay:
             for start in range(0, batch.num_rows, size):
                 piece = batch.slice(start, size)
                 sent += piece.num_rows
-                # What is there already costs the readers of the stream nothing.
+                # Messages that are already there cost the readers of the stream nothing.
                 due_s = 0.0 if self._rate is None else max(0, sent - done) / self._rate
                 if due_s:
                     self._stopped.wait(max(0.0, started_s + due_s - time.monotonic()))

@@ -231,4 +231,4 @@ class Figures:
     payloads: tuple[LargePayload, ...] = ()
     groups: tuple[GroupInfo, ...] = ()
     coverage: ArchiveCoverage | None = None
-    trimmed: tuple[str, ...] = ()  # a sentence for each stream of which a part of the window is gone
+    trimmed: tuple[str, ...] = ()  # a sentence for each stream that has lost entries of the window

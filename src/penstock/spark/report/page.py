@@ -119,7 +119,7 @@ class _Attempts:
 
 
 class _Page:
-    """What the template asks for, beside the figures themselves."""
+    """What the template needs in addition to the figures."""
 
     def __init__(self, figures: Figures, target: Target, window: Window, dashboard: str | None) -> None:
         self._figures, self._target, self._window, self._dashboard = figures, target, window, dashboard
@@ -218,14 +218,14 @@ class _Page:
         counts = self._over_time("messages")
         busiest = max(counts)
         a_second = busiest / (self._axis.width_ms / 1000)
-        told = f"Messages published per {self.every}, at most {busiest:,} ({a_second:,.3g} a second)."
-        return bars_over_time("flow", "Messages over time", told, self._axis, counts, count)
+        description = f"Messages published per {self.every}, at most {busiest:,} ({a_second:,.3g} a second)."
+        return bars_over_time("flow", "Messages over time", description, self._axis, counts, count)
 
     @property
     def dead(self) -> Plot:
         """Dead letters over time."""
-        told = f"Dead letters per {self.every}."
-        return bars_over_time("dead", "Dead letters over time", told, self._axis, self._over_time("dead"), count)
+        description = f"Dead letters per {self.every}."
+        return bars_over_time("dead", "Dead letters over time", description, self._axis, self._over_time("dead"), count)
 
     def _over_time(self, what: str) -> list[int]:
         by_start = getattr(self._figures, what).counts("bucket")
@@ -244,8 +244,8 @@ class _Page:
             return None
         by_start = {each.name: each.first for each in self._figures.results.of("bucket")}
         series = [(name, self._series(by_start, place)) for place, name in ((_P50, "p50"), (P95, "p95"))]
-        told = f"Time from the creation of a task to its result, per {self.every}: p50, and p95 dashed."
-        return lines_over_time("latency", "End-to-end latency over time", told, self._axis, series, duration)
+        description = f"Time from the creation of a task to its result, per {self.every}: p50, and p95 dashed."
+        return lines_over_time("latency", "End-to-end latency over time", description, self._axis, series, duration)
 
     def _series(self, by_start: dict[Any, Percentiles], place: int) -> Sequence[float | None]:
         values = [by_start.get(start, Percentiles()).at(place) for start in self._axis.starts]
@@ -256,9 +256,9 @@ class _Page:
         """What is archived, by day."""
         assert self._figures.coverage is not None
         days = self._figures.coverage.days
-        told = "Entries of each day in the archive, of all time."
+        description = "Entries of each day in the archive, of all time."
         labels, rows = [day.date for day in days], [day.rows for day in days]
-        return bars_by_name("archive", "Archived entries by day", told, labels, rows, count)
+        return bars_by_name("archive", "Archived entries by day", description, labels, rows, count)
 
 
 def _share(part: int, whole: int) -> float | None:

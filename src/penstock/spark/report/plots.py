@@ -11,7 +11,7 @@ from penstock.spark.report.figures import TimeAxis
 WIDTH, HEIGHT = 1000, 220
 LEFT, RIGHT, TOP, BOTTOM = 72, 28, 16, 26
 _INNER, _BASE = WIDTH - LEFT - RIGHT, HEIGHT - BOTTOM
-_WIDEST_BAR, _WIDEST_SLOT = 36.0, 72.0  # one bar across the page would tell nothing
+_WIDEST_BAR, _WIDEST_SLOT = 36.0, 72.0  # one bar across the page would show nothing
 _FEW_BARS = 12  # each has its value above it
 _MOST_LINES = 4  # across the plot
 _NICE = (1, 2, 2.5, 5, 10)

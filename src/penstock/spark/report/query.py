@@ -230,7 +230,7 @@ def _kind_sql(rows: DataFrame) -> str:
 
 
 def made_sql(column: str) -> str:
-    """Return the SQL for the millisecond in which an id of Penstock's was made; null for any other id."""
+    """Return the SQL for the millisecond when Penstock created an id; null for any other id."""
     is_timed = f"{column} rlike '^[0-9a-f]{{12}}7[0-9a-f]{{3}}[89ab][0-9a-f]{{15}}$'"
     return f"if({is_timed}, cast(conv(left({column}, 12), 16, 10) as bigint), null)"
 

@@ -1,6 +1,6 @@
 """What a report is about: a stream, or the streams of a task queue, and where its parts are read.
 
-And what there is of it, and what is gone: days in an archive, and entries that were trimmed from Redis.
+Also which of it is available: days in an archive, and entries that were trimmed from Redis.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _waiting(archived: State, name: str, state: StreamState | None) -> int | Non
 
 
 def trimmed(streams: Sequence[str], states: Mapping[str, StreamState], window: Window) -> tuple[str, ...]:
-    """Return a sentence for each stream of which a part of the window is gone from Redis."""
+    """Return a sentence for each stream that has lost entries of the window in Redis."""
     return tuple(_sentence(name, state) for name, state in states.items() if name in streams and _is_cut(state, window))
 
 

@@ -1,10 +1,12 @@
-"""One reprocessing: which messages, counts, runs, sums up. It keeps no state of its own: what has a result is done.
+"""One reprocessing: selects, counts, runs, sums up. It keeps no state of its own: what has a result is done.
 
 The messages are a DataFrame whose rows are the same whenever it is asked for.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,17 +18,18 @@ from uuid import uuid4
 from penstock.errors import BackendRefused, ConfigurationError, StreamMissing
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
+from penstock.runtime.threads import pause
 from penstock.spark.archive.file_reader import check_on_executors
 from penstock.spark.archive.read import check_order, chosen, files_between, read
 from penstock.spark.archive.table import load_state
 from penstock.spark.lake.files import Location, check_writable
 from penstock.spark.pipeline.steps import imported
-from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, marked
+from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, marked, request_stop
 from penstock.spark.reprocess.task import OUTCOME_DDL, PURGED_DDL, PurgeTask, ReprocessTask, Work
 from penstock.spark.runtime.code_shipping import send_modules
 from penstock.spark.runtime.errors import filtered, normalised_sql, one_line_errors
 from penstock.spark.runtime.link import Link, retry
-from penstock.spark.runtime.master import enough_tasks, is_connect
+from penstock.spark.runtime.master import enough_tasks, is_connect, is_local
 from penstock.spark.runtime.option_values import Options
 from penstock.spark.source.catalogue import look
 
@@ -40,6 +43,10 @@ _ROWS_A_TASK = 10_000
 _RETRY_S = 60.0
 _MOST_FAILURES = 50
 _PROBE = "penstock-probe"
+# How long Spark lets a cancelled task finish before it kills the Python worker, and the time that this itself takes.
+_KILL_TIMEOUT_S, _KILL_TAKES_S = 30, 5
+_STOP_EVERY_S = 0.5
+CONF = {"spark.python.task.killTimeout": f"{_KILL_TIMEOUT_S}s"}
 
 
 class Selection(Protocol):
@@ -51,7 +58,7 @@ class Selection(Protocol):
 
     @property
     def keeps_failures(self) -> bool:
-        """Whether a failure is a result as well: where nothing else would tell of it."""
+        """Whether failures are saved as results, because nothing else records them."""
 
     def check(self) -> None:
         """Raise ConfigurationError or StreamMissing for what cannot work; without Spark."""
@@ -173,6 +180,8 @@ class Reprocess:
         if purge and not isinstance(selection, SelectedDeadLetters):
             raise ConfigurationError("--purge applies only to --dead-letters: archived messages are not deleted")
         self._selection, self._work, self._purges = selection, work, purge
+        self._is_stopping, self._is_over = threading.Event(), threading.Event()
+        self._mark: str | None = None
 
     def check(self) -> None:
         """Raise ConfigurationError or StreamMissing for what cannot work; without Spark, and without writing."""
@@ -199,17 +208,42 @@ class Reprocess:
         with nullcontext() if where is None else one_line_errors(where):
             return self._selection.rows(spark).count()
 
-    def run(self, spark: SparkSession, told: Any = None) -> Summary:
-        """Handle every message that has no result; return what became of all. `told` is an accumulator of their number.
+    def run(self, spark: SparkSession, handled: Any = None) -> Summary:
+        """Handle every message that has no result; return what became of all.
+
+        `handled` is an accumulator of their number.
 
         Guarantees: however often it is killed and run again, each message has one result in the end, or stays a dead
         letter.
         """
-        send_modules(spark, [self._work.handler])
-        self._selection.check_files(spark)
-        with marked(self._work.results) as mark:
-            task = ReprocessTask(self._work, self._selection.keeps_failures, told, mark, self._stuck())
-            return self._handled(spark, task)
+        try:
+            send_modules(spark, [self._work.handler])
+            self._selection.check_files(spark)
+            is_here = not is_connect(spark) and is_local(spark.sparkContext.master)
+            with marked(self._work.results, is_here=is_here) as self._mark:
+                task = ReprocessTask(self._work, self._selection.keeps_failures, handled, self._mark, self._stuck())
+                try:
+                    return self._handled(spark, task)
+                finally:
+                    if self._is_stopping.is_set():
+                        _wait_for_tasks(spark)
+        finally:
+            self._is_over.set()
+
+    def stop(self, spark: SparkSession) -> None:
+        """End `run` early, from another thread, by cancelling all jobs of the session; return when it has ended.
+
+        Tasks finish the messages that they are handling, and save their results.
+        """
+        self._is_stopping.set()
+        while not self._is_over.is_set():  # the next job of `run` may only start after this one was cancelled
+            if self._mark is not None:
+                request_stop(self._mark)
+            if is_connect(spark):
+                spark.interruptAll()
+            else:
+                spark.sparkContext.cancelAllJobs()
+            self._is_over.wait(_STOP_EVERY_S)
 
     def _handled(self, spark: SparkSession, task: ReprocessTask) -> Summary:
         from pyspark.sql import Observation
@@ -246,6 +280,29 @@ class Reprocess:
         rows = selection.rows(spark).select("stream", "id", "message_id", "letter")
         found = rows.mapInArrow(task, PURGED_DDL).groupBy().sum("purged").collect()
         return int(found[0][0] or 0)
+
+
+def _wait_for_tasks(spark: SparkSession) -> None:
+    """Wait until no task runs any more, or as long as Spark lets cancelled tasks run.
+
+    A cancelled job ends before its tasks do. If the session ended then, it would kill the Python workers in the middle
+    of a handler. On Spark Connect they belong to the server, which stays.
+    """
+    if is_connect(spark):
+        return
+    # The status tracker learns of a task that has just begun up to a second later.
+    scheduler = spark.sparkContext._jsc.sc().taskScheduler()  # noqa: SLF001 - the only way to it
+    deadline = time.monotonic() + _KILL_TIMEOUT_S + _KILL_TAKES_S
+    while time.monotonic() < deadline and _running_tasks(scheduler):
+        pause(_STOP_EVERY_S)
+
+
+def _running_tasks(scheduler: Any) -> int:
+    counts = scheduler.runningTasksByExecutors().valuesIterator()
+    total = 0
+    while counts.hasNext():
+        total += counts.next()
+    return total
 
 
 def _spread(rows: DataFrame) -> DataFrame:

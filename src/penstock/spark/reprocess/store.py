@@ -6,8 +6,9 @@ import hashlib
 import random
 import secrets
 import socket
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,17 +88,21 @@ def _retry(call: Callable[[], T]) -> T:
 
 
 @contextmanager
-def marked(results: ResultBackendSettings) -> Iterator[str | None]:
-    """Keep an empty file in the folder of the results, which tasks look for; None where results are not in files.
+def marked(results: ResultBackendSettings, *, is_here: bool) -> Iterator[str | None]:
+    """Keep an empty file that all tasks can see: in the folder of the results, or anywhere on the only machine.
 
-    The driver and all executors must share the folder: a dead letter is deleted when its result is there.
+    The driver and all executors must share the folder of the results: a dead letter is deleted when its result is
+    there. None if the results are not in files, and the executors not here.
     """
-    if results.provider != "fs":
+    if results.provider == "fs":
+        root = Path(results.root).absolute()
+        root.mkdir(parents=True, exist_ok=True)
+    elif is_here:
+        root = Path(tempfile.gettempdir())
+    else:
         yield None
         return
-    root = Path(results.root).absolute()
-    root.mkdir(parents=True, exist_ok=True)
-    mark = root / f".shared-{secrets.token_hex(8)}"
+    mark = root / f".penstock-{secrets.token_hex(8)}"
     mark.touch()
     try:
         yield str(mark)
@@ -113,6 +118,19 @@ def check_mark(mark: str | None) -> None:
             "--results that the driver and all executors share, or another back-end. No message was handled "
             "there"
         )
+
+
+def request_stop(mark: str) -> None:
+    """Have all tasks return before they handle further messages."""
+    with suppress(FileNotFoundError), Path(mark).open("r+b") as file:  # not created again after the run
+        file.write(b"stop")
+
+
+def must_stop(mark: str | None) -> bool:
+    """Return whether the driver has requested a stop."""
+    with suppress(FileNotFoundError):
+        return mark is not None and Path(mark).stat().st_size > 0
+    return False
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
 | before the handler is called        | nothing of these messages       | handles them                              |
 | after it, before results are saved  | what the handler did            | handles them again, as a worker would     |
 | while results are saved             | the results of some of them     | handles the others; those stay as they are|
-| after that                          | all results                     | finds them, and calls nobody              |
+| after that                          | all results                     | finds them, and handles nothing           |
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from penstock.settings import ResultBackendSettings
 from penstock.spark.pipeline.caller import Alone, Caller, Outcome, is_repeated_task
 from penstock.spark.pipeline.dead_letters import Failure
 from penstock.spark.pipeline.steps import check_function_path, check_timeout, imported
-from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, check_mark, check_run_name, result_id
+from penstock.spark.reprocess.store import (
+    ReprocessResults,
+    StuckNotes,
+    check_mark,
+    check_run_name,
+    must_stop,
+    result_id,
+)
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.link import Link, retry
@@ -97,8 +104,8 @@ class ReprocessTask(Shipped):
 
     work: Work
     keeps_failures: bool
-    told: Any = None  # an accumulator, for whoever watches
-    mark: str | None = None  # a file that is there where the driver's results are
+    handled: Any = None  # an accumulator of the number of messages
+    mark: str | None = None  # the driver's file, in the folder of the results
     stuck: StuckNotes | None = None  # where failures are no results
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -108,7 +115,7 @@ class ReprocessTask(Shipped):
         function = _with_outputs(imported("--handler", self.work.handler))
         is_repeated = is_repeated_task()
         caller = Caller(function, self.work.max_attempts, has_output=True, timeout_s=self.work.timeout_s)
-        # Of several messages nobody would know which one hangs.
+        # With several messages in a call, it would be unknown which one hangs.
         alone = nullcontext if is_repeated and self.work.timeout_s is not None else None
         stuck = self.stuck.known() if self.stuck is not None and is_repeated else frozenset()
         store = ReprocessResults(self.work.results)
@@ -116,10 +123,12 @@ class ReprocessTask(Shipped):
         try:
             for batch in batches:
                 for first in range(0, batch.num_rows, size):
+                    if must_stop(self.mark):
+                        return
                     rows = [_row(each, self.work.name) for each in batch.slice(first, size).to_pylist()]
                     yield pa.RecordBatch.from_pylist(_Chunk(self, caller, store, stuck, alone).handled(rows), OUTCOME)
-                    if self.told is not None:
-                        self.told.add(len(rows))
+                    if self.handled is not None:
+                        self.handled.add(len(rows))
         finally:
             caller.close()
             store.close()
@@ -138,13 +147,15 @@ class _Chunk:
     def handled(self, rows: Sequence[_Row]) -> list[dict[str, Any]]:
         """Handle what has no result yet; return what became of each row."""
         known = self._store.find(row.result for row in rows)
-        waiting = {row.result: row for row in reversed(rows) if row.result not in known}
+        waiting: dict[str, _Row] = {}
+        for row in rows:
+            if row.result not in known:
+                waiting.setdefault(row.result, row)  # of two rows of one message, the first is handled
         made: dict[str, Result] = {}
         for stream in dict.fromkeys(row.stream for row in waiting.values()):
             made |= self._of_stream([row for row in waiting.values() if row.stream == stream])
         kept = [result for result in made.values() if self._task.keeps_failures or result.status != Status.ERROR]
-        known |= self._store.save(kept)  # somebody else was faster, and theirs is the result
-        # Of two rows of one message, the first is the one that was handled.
+        known |= self._store.save(kept)  # another process was faster, and its result counts
         return [
             _outcome(
                 row,
@@ -216,9 +227,9 @@ def _row(columns: Mapping[str, Any], name: str | None) -> _Row:
     )
 
 
-def _kind(told: str | None, stream: str) -> str:
+def _kind(given: str | None, stream: str) -> str:
     try:
-        return check_name("kind", told or stream)
+        return check_name("kind", given or stream)
     except ConfigurationError:
         return stream
 

@@ -117,7 +117,7 @@ class Share:
 
 
 def share_out(folders: Sequence[tuple[str, int]], min_parts: int, max_rows: int) -> list[Share]:
-    """Return the shares of folders with so many rows each: each file is in one, and none is much above `max_rows`.
+    """Return how folders with these numbers of rows are shared out: each file once, no share much above `max_rows`.
 
     Pure: the sizes of the folders are estimates of the caller.
     """
@@ -216,7 +216,7 @@ class S3ResultScan:
         backend = S3Backend.from_settings(self.settings)
         with backend.translated("list results"):
             folders = [folder for folder in backend.folders() if _day_may_hold(folder, matching)]
-        # Only a listing could tell how much lies in a folder: each is a task, or several if so many are asked for.
+        # Only a listing would show how much a folder contains: each is a task, or several if that many are requested.
         return share_out([(folder, 1) for folder in sorted(folders)], max(sizes.min_parts, len(folders)), 1)
 
     def read(self, part: Share, matching: ResultFilter) -> Iterator[Sequence[Result]]:  # noqa: ARG002  the reader looks itself
@@ -244,7 +244,7 @@ _SAMPLES_A_CUT = 200
 _ROWS_AT_ONCE = 1_000
 _NO_TABLE = "42P01"  # the SQLSTATE
 _SIZE = "SELECT pg_relation_size('penstock_results')"
-# Some pages are enough to know where the results lie in time, and the same ones are taken each time.
+# Some pages are enough to know how the results are spread over time; the same ones are used each time.
 _CUTS = """
 SELECT percentile_disc(%s::float8[]) WITHIN GROUP (ORDER BY finished_at)
 FROM penstock_results TABLESAMPLE SYSTEM (%s) REPEATABLE (0)

@@ -1,4 +1,4 @@
-"""The format `penstock_results`: its options, and the classes that Spark calls, of which it pickles the readers."""
+"""The format `penstock_results`: its options, and the classes that Spark calls; it pickles the readers."""
 
 from __future__ import annotations
 

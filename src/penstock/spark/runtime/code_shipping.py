@@ -1,11 +1,10 @@
 """Code on its way to executors that do not have it: Penstock's own, and the modules of the user's functions.
 
-PySpark can pickle classes and functions by value, but not the decoders, caches and locks that modules hold beside them.
+PySpark can pickle classes and functions by value, but not the decoders, caches and locks of their modules.
 So Penstock travels whole, as an archive inside everything of ours that Spark pickles: what arrives first unpacks it.
 
-The user's functions are in modules beside the definition that names them, on the driver's machine, and Spark itself
-sends those. What is installed is left alone: whoever runs a cluster has put it there, or into the environment that the
-job brings along.
+The user's functions are in modules on the driver's machine, and Spark itself sends those. Installed packages are not
+sent: the cluster has them, or the environment that the job ships.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ def _unpacker() -> Callable[[str, bytes, bytes], Any]:
 
 
 def _forgetter(package: str) -> Callable[[], None]:
-    """Returns a function, local as well, that has Python import a package anew, and all modules that hold parts of it.
+    """Returns a function, local as well, that makes Python import a package again, and all modules that refer to it.
 
     Spark's workers serve one job after the other. A module that was imported with the Penstock before would go on
     with its classes: a handler would raise a FatalError that is none to the Penstock of this job.
@@ -232,7 +231,7 @@ def imported(label: str, path: str) -> Any:
 def send_modules(spark: SparkSession, functions: Iterable[str]) -> None:
     """Send the modules of functions, written as `package.module:function`, to the executors of a classic cluster.
 
-    A package goes whole, with its Python files. What it imports from beside it does not: that is named in
+    A package is sent whole, with its Python files. Other modules that it imports are not; name those in
     `spark.submit.pyFiles`.
     """
     if is_connect(spark) or is_local(spark.sparkContext.master):
@@ -254,7 +253,7 @@ def place_of(name: str) -> Path | None:
         return None
     try:
         spec = find_spec(name)
-    except (ImportError, ValueError):  # validation tells it
+    except (ImportError, ValueError):  # validation reports it
         return None
     if spec is None:
         return None
@@ -287,7 +286,7 @@ def _module_files(name: str, place: Path) -> Iterator[tuple[str, bytes]]:
 
 @cache
 def _modules_folder() -> Path:
-    """Return where they lie as long as this process lives: executors that start later ask for them, too."""
+    """Return a folder for them that exists as long as this process: executors that start later fetch them, too."""
     place = Path(tempfile.mkdtemp(prefix="penstock-modules-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return place

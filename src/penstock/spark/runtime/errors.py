@@ -22,7 +22,7 @@ _RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*[a-z]\w*): (.+)")
 # What Spark says of a failure that it only passes on from another thread or from a task.
 _CARRIER = re.compile(r"thrown in awaitResult|Job aborted|Task failed while writing|\[TASK_WRITE_FAILED\]")
 _EMPTY = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
-# How gRPC, on which Spark Connect is, shows that nobody answers.
+# How gRPC, which Spark Connect uses, reports that the server does not respond.
 _NO_SERVER = re.compile(r'StatusCode\.UNAVAILABLE\n\s*details = "(.*)"')
 # What Java raised, in the text of the one error that the bridge to Java has for all of them.
 _BRIDGE = "Py4JJavaError"
@@ -79,13 +79,13 @@ def _said(error: object) -> str:
 def one_line(error: object, masked: Callable[[str], str] = str) -> str:
     """Return what an error is about: the end of the Python traceback that it carries, or else its first line.
 
-    `masked` takes secrets out. It is called before a long text is cut, for nobody knows a part of a secret again.
+    `masked` removes secrets. It is called before a long text is cut, because a part of a secret is not recognised.
     """
-    told = _said(error).partition(_PLAN)[0]
-    gone = _NO_SERVER.search(told)
+    whole = _said(error).partition(_PLAN)[0]
+    gone = _NO_SERVER.search(whole)
     if gone:
         return f"the Spark Connect server does not respond ({gone[1]})"
-    lines = [line.rstrip() for line in told.splitlines() if line.strip()] or [
+    lines = [line.rstrip() for line in whole.splitlines() if line.strip()] or [
         text_of(error, repr) if isinstance(error, BaseException) else repr(error)
     ]
     begun = next((number for number, line in enumerate(lines) if _TRACEBACK in line), None)

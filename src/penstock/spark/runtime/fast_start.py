@@ -90,7 +90,7 @@ def slim_spark_home() -> Iterator[None]:
     """Lets a local Spark that is started inside the block import PySpark from where this process has it.
 
     By default its Python workers import PySpark from a zip file without compiled code, once for each kind of worker.
-    SPARK_HOME is changed for the block only, and only where PySpark came as a package and nobody set it.
+    SPARK_HOME is changed for the block only, and only if PySpark was installed as a package and SPARK_HOME is not set.
     """
     package = _pyspark_package()
     if "SPARK_HOME" in os.environ or not (package / "jars").is_dir() or not (package / "python" / "lib").is_dir():

@@ -53,7 +53,7 @@ def cache_directory() -> Path:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return _temporary_directory()
-    # What lies here is executed: a directory that others may write to is not for us.
+    # Files here are executed, so others must not be able to write to the directory.
     status = place.stat()
     is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(place, os.W_OK)
     return place if is_ours else _temporary_directory()
@@ -67,7 +67,7 @@ def _temporary_directory() -> Path:
 
 
 def lock(descriptor: int, file: Path, whose: str) -> bool:
-    """Lock an open file; tell whether nobody else has it. Where there are no locks, warn and go on.
+    """Lock an open file; return whether that succeeded. Where locks are not supported, warn and return True.
 
     The kernel ends the lock with the process that holds it, however that ends.
     """
@@ -83,7 +83,7 @@ def lock(descriptor: int, file: Path, whose: str) -> bool:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Tell whether somebody holds the lock of an open file; yes where that cannot be told."""
+    """Return whether the lock of an open file is held; True where that is unknown."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:

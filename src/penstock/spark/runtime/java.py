@@ -131,7 +131,7 @@ def _look_at(home: Path) -> Java | None:
     if not os.access(program, os.X_OK):
         return None
     release = release_of(home)
-    # The file beside a Java spares us from starting it; older packages have none.
+    # Reading this file avoids starting Java; older packages do not have it.
     version = _version(release) or _version(_answer(program, "-version"))
     modules = re.search(r'MODULES="([^"]*)"', release)
     is_complete = modules is None or _VECTOR in modules[1].split()

@@ -1,4 +1,4 @@
-"""The way from a Spark process to Redis: settings that travel with a task, one client per process, and retries."""
+"""How a Spark process reaches Redis: settings that are pickled into tasks, one client per process, and retries."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Retries:
         self._until = 0.0
 
     def wait_or_raise(self, error: PenstockError, what: str) -> None:
-        """Wait, and return if it is to be tried again; raise the error otherwise."""
+        """Wait and return if the step should be retried; raise the error otherwise."""
         if not isinstance(error, TransientError) or isinstance(error, GroupLost):
             raise error
         now = time.monotonic()
@@ -133,7 +133,7 @@ class Retries:
             kind = ServerBusy if isinstance(error, Redirected) else type(error)
             raise kind(text) from error
         self._failures += 1
-        # A slot on the move is served elsewhere in a moment: whoever waits longer meets the next move.
+        # A slot that is migrating is served elsewhere in a moment; after a longer pause the next one is migrating.
         pause(pause_s(1 if isinstance(error, Redirected) else self._failures, _chance))
 
 

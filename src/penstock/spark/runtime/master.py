@@ -1,4 +1,4 @@
-"""Where a Spark session computes, and what the settings of Hadoop say of it before Java is there."""
+"""Where a Spark session runs, as far as it is known before Java starts: masters, and the settings of Hadoop."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _HERE = "file:"
 
 
 def is_local(master: str | None) -> bool:
-    """Tells whether driver and executors are one process on this machine."""
+    """Returns whether driver and executors are one process on this machine."""
     return master is not None and (master == "local" or master.startswith("local["))
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Tells whether the session only talks to a Spark Connect server. No import: that would need grpcio."""
+    """Returns whether the session is a client of a Spark Connect server. No import: that would need grpcio."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def enough_tasks(spark: SparkSession) -> int:
     """Return a number of tasks that keeps all cores busy to the end, although one of them takes longer."""
-    if is_connect(spark):  # it does not tell the number of cores
+    if is_connect(spark):  # it does not reveal the number of cores
         return int(str(spark.conf.get("spark.sql.shuffle.partitions")))
     return 4 * spark.sparkContext.defaultParallelism
 
@@ -69,7 +69,7 @@ def default_store(conf: Mapping[str, object]) -> str | None:
 
 
 def _may_be_said_elsewhere() -> bool:
-    """Tell whether Spark's own script sets variables before it starts Java."""
+    """Return whether Spark's own script sets variables before it starts Java."""
     homes = [os.environ.get("SPARK_CONF_DIR"), *(f"{home}/conf" for home in [os.environ.get("SPARK_HOME")] if home)]
     return any(Path(home, "spark-env.sh").exists() for home in homes if home)
 
@@ -78,7 +78,7 @@ def _address(conf: Mapping[str, object]) -> str | None:
     """Return the address of the one ResourceManager; None if it is not that simple."""
     if _yarn("ha.enabled", conf) == "true":
         return None
-    host = _yarn("hostname", conf) or "0.0.0.0"  # noqa: S104 - where Hadoop looks if nobody says anything
+    host = _yarn("hostname", conf) or "0.0.0.0"  # noqa: S104 - Hadoop's default
     address = _yarn("address", conf) or f"{host}:{_PORT}"
     address = address.replace("${yarn.resourcemanager.hostname}", host)
     return None if "${" in address else address

@@ -22,7 +22,7 @@ class Options:
         self._names: dict[str, str] = {}  # lower case -> as it is documented
 
     def text(self, name: str, *aliases: str) -> str | None:
-        """Return an option as it was given, or None; its aliases may stand for it, but not beside it."""
+        """Return an option as it was given, under its name or an alias, or None; raise if two of them differ."""
         found: dict[str, str] = {}
         for spelling in (name, *aliases):
             self._names[spelling.lower()] = spelling
@@ -86,7 +86,7 @@ class Options:
         return {name.removeprefix(prefix): value for name, value in found.items()}
 
     def refuse_unknown(self, ignored: Iterable[str] = ()) -> None:
-        """Raise ConfigurationError for the first option that nobody asked for."""
+        """Raise ConfigurationError for the first unknown option."""
         allowed = self._names.keys() | {name.lower() for name in ignored}
         for name in self._given:
             if name not in allowed:

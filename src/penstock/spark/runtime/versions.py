@@ -1,4 +1,4 @@
-"""What the Spark half needs beside the core, PySpark, and what differs between its versions."""
+"""Checks for PySpark and other optional packages, and what differs between versions of PySpark."""
 
 from __future__ import annotations
 

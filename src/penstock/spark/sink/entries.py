@@ -44,7 +44,7 @@ class Packed:
 
 
 class Packer:
-    """Packs the rows of one partition, whose numbers the messages of its errors tell."""
+    """Packs the rows of one partition; errors name the number of the row."""
 
     def __init__(
         self, columns: Columns, form: Form, content_type: str | None, max_bytes: int, *, is_by_column: bool
@@ -52,8 +52,8 @@ class Packer:
         self._columns, self._max_bytes, self._is_by_column = columns, max_bytes, is_by_column
         self._encoder = ObjectEncoder(columns.payload, form) if columns.payload else None
         self._content_type = content_type
-        beside = (columns.key, columns.message_id, columns.headers, columns.fields, content_type)
-        self.is_plain = not any(beside)
+        others = (columns.key, columns.message_id, columns.headers, columns.fields, content_type)
+        self.is_plain = not any(others)
         """Whether entries have nothing but `data`."""
         self._row = 0
         self._batch: Array = None
@@ -183,8 +183,8 @@ class Packer:
 
     def _where(self, row: int, column: str) -> str:
         known = {"key": self._columns.key, "message id": self._columns.message_id}
-        told = [f"{what} {self._batch.column(name)[row].as_py()!r:.80}" for what, name in known.items() if name]
-        shown = f" ({', '.join(told)})" if told else ""
+        known_values = [f"{what} {self._batch.column(name)[row].as_py()!r:.80}" for what, name in known.items() if name]
+        shown = f" ({', '.join(known_values)})" if known_values else ""
         return f"row {self._row + row + 1:,} of the partition{shown}: column {column!r}"
 
 

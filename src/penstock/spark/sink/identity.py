@@ -1,6 +1,6 @@
 """Who writes: what makes a repeated write recognisable, and an older run of a query distinguishable from a newer one.
 
-Spark tells a task these, as local properties (Spark 4.3):
+Spark passes these to a task as local properties (Spark 4.3):
 
 | property                | is                    | over a restart from the checkpoint |
 |-------------------------|-----------------------|------------------------------------|
@@ -8,12 +8,12 @@ Spark tells a task these, as local properties (Spark 4.3):
 | `streaming.sql.batchId` | the micro-batch       | the same rows under the same id    |
 | `spark.jobGroup.id`     | the run of the query  | another                            |
 
-The driver's writer sees none of them: it is made anew for each micro-batch in a process that has no task. So it is the
+The driver's writer sees none of them: it is created for each micro-batch in a process that has no task. So it is the
 tasks that register their run, before they write anything: a run that was never seen becomes the newest one, and gets
 the time of the server as its epoch; a run that was seen before a newer one is fenced. An old driver that still runs has
-been seen, or has written nothing; either way it cannot write beside the new one.
+been seen, or has written nothing; either way it cannot write alongside the new one.
 
-A batch write is known by the option `writeId`, if there is one. It has no runs: whoever repeats it continues it.
+A batch write is known by the option `writeId`, if there is one. It has no runs: repeating it continues it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HOME = "penstock"
 
 @dataclass(frozen=True)
 class Identity:
-    """The write of one partition; `run` is None where runs are not told apart."""
+    """The write of one partition; `run` is None where runs are not distinguished."""
 
     query: str
     run: str | None
@@ -51,7 +51,7 @@ class Identity:
         if context is None:
             raise ConfigurationError("rows can be written only in a Spark task, and none is running here")
         if options.semantics == "at-least-once":
-            # Known to nobody: each attempt is a write of its own.
+            # Random: each attempt is a write of its own.
             return cls(f"task-{secrets.token_hex(8)}", None, 0, context.partitionId())
         if options.write_id is not None:
             return cls(options.write_id, None, options.batch_id, context.partitionId())

@@ -22,7 +22,7 @@ WhenFull: TypeAlias = Literal["reject", "block", "drop_oldest"]
 _OF_SPARK = ("checkpointLocation", "queryName", "outputMode", "mode", "numPartitions", "partitionOverwriteMode")
 _MAX_BYTES = 512 * 1024 * 1024  # Redis takes no larger value (proto-max-bulk-len)
 _MAX_CONTENT_TYPE = 256
-# What an entry has of its own: it is written anew, so the values of another entry are left behind.
+# What each entry has of its own: the new entry gets new values, so those of the old one are not written.
 _COORDINATES = ("id", "ms", "seq", "timestamp")
 _ALIASES = {"data": ("data", "value"), "stream": ("stream", "topic")}
 
@@ -162,7 +162,7 @@ class Columns:
             return cls(stream, None, key, headers, message_id, fields, tuple(rest))
         if data is None and fields is None:
             raise ConfigurationError("the rows have no payload: add a column `data`, or columns that form one object")
-        # Only beside a column that certainly came from a stream: a table of one's own may well have an `id`.
+        # Only with a column that certainly came from a stream: a user's table may well have an `id`.
         left_behind = {data, *_COORDINATES} if data in (None, "data") else {data}
         for name in rest:
             if name not in left_behind:

@@ -59,7 +59,7 @@ class Chunk:
         return int(pc.sum(self.arguments).as_py())
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
-        """Cut behind so many rows."""
+        """Cut after this number of rows."""
         few, more = (self.arguments,) * 2 if isinstance(self.arguments, int) else _cut(self.arguments, rows)
         head, tail = _cut(self.lines, rows)
         left = Chunk(self.stream, self.first, self.before, head, few)
@@ -128,7 +128,7 @@ def _bytes(lines: Any) -> memoryview:
 
 @dataclass(frozen=True)
 class Settled:
-    """So many rows of a chunk, from its start, are in the stream; with a checksum if that must be compared."""
+    """How many rows of a chunk, from its start, are in the stream; with a checksum if that must be compared."""
 
     rows: int
     is_new: bool = True
@@ -138,7 +138,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Room:
-    """Nothing was written: only so many rows would find room."""
+    """Nothing was written: there is room for this number of rows only."""
 
     rows: int
 

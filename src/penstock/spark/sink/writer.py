@@ -4,7 +4,7 @@ How a write becomes exactly-once:
 
 * A row has a position: query (or `writeId`), batch, partition, target stream, and its number among the rows that the
   partition has for that stream. A partition that is written again brings the same rows in the same order.
-* The script `spark/write` adds rows and notes the position behind them in one step, in a hash beside the stream. Rows
+* The script `spark/write` adds rows and notes the position after them in one step, in a hash next to the stream. Rows
   at or before the noted position are skipped, so a chunk, a task, a batch may be repeated, also with another
   `batchSize`, and two attempts of a task may write at the same time.
 * With the position goes a checksum of all rows up to it. A repetition that brings other rows, as a shuffle can, is

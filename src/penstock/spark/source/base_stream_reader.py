@@ -1,8 +1,8 @@
 """What every reader of streaming queries does, whatever Spark asks it: finds its streams, begins, and reads ranges.
 
-And the reader for Spark 4.1, which does not say where a batch begins when it asks for its end. So a batch takes all
-that is there, one task a stream or less, and what is missing is found when it is planned. Limits need to know the
-beginning, and so does an archive behind the stream.
+Also the reader for Spark 4.1, which does not pass the start of a batch when it asks for its end. So a batch takes
+everything available, with at most one task per stream, and missing entries are found when it is planned. Limits and
+archives need the start.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class BaseStreamReader(Shipped, DataSourceStreamReader):
     def stop(self) -> None:
         """End this process, which has nothing but this reader, if Spark has hung up: the query was stopped.
 
-        PySpark would try to tell Spark of it, and end with a traceback in the terminal of the user.
+        PySpark would try to report it to Spark, and end with a traceback in the user's terminal.
         """
         if isinstance(sys.exception(), EOFError | ConnectionError):  # errors of Redis are not among these
             os._exit(0)
@@ -103,7 +103,7 @@ class BaseStreamReader(Shipped, DataSourceStreamReader):
         self._cursor.show(name, here)
 
     def _gap(self, name: str, here: Position, state: StreamState | None) -> Gap | None:
-        """Return what is missing behind a position; raise DataLost unless the query may go on without it."""
+        """Return what is missing behind a position; raise DataLost unless the query may continue without it."""
         gap = self._log.gap(name, here, state)
         if gap is not None and gap.count != 0:
             report_loss(gap, _HINT, fails=self._options.fail_on_data_loss)
@@ -122,7 +122,7 @@ class BaseStreamReader(Shipped, DataSourceStreamReader):
 class GroupCursor:
     """Shows the progress of a query as a consumer group: monitoring and retention see it like any other consumer.
 
-    The checkpoint stays the truth. The group is told only what is committed, so that retention keeps the rest.
+    The checkpoint remains authoritative. The group follows committed batches only, so that retention keeps the rest.
     """
 
     def __init__(self, client: StreamClient, group: str, is_forced: bool) -> None:
@@ -138,7 +138,7 @@ class GroupCursor:
             self._take_over(stream, key, at)
         try:
             self._move(key, at)
-        except GroupLost:  # somebody destroyed it, or the stream was deleted and created anew
+        except GroupLost:  # it was destroyed, or the stream was deleted and created again
             self._take_over(stream, key, at)
             self._move(key, at)
         self._shown[stream] = at
@@ -158,8 +158,8 @@ class GroupCursor:
             )
 
     def _move(self, key: str, at: Position) -> None:
-        # Without the rank the server could not tell the lag of a group that is set by hand. One that does not count
-        # (before 7.0) does not know the word either, and no position has a rank there.
+        # Without the rank, the server cannot compute the lag after SETID. Servers that do not count entries (before
+        # 7.0) do not support the argument; there, no position has a rank.
         counted = () if at.rank is None else ("ENTRIESREAD", at.rank)
         self._client.call(key, "XGROUP", "SETID", key, self._group, at.id, *counted, repeat=Repeat.IDEMPOTENT)
 
@@ -179,14 +179,14 @@ def check_unlimited(options: SourceOptions) -> None:
 
 
 class Spark41Reader(BaseStreamReader):
-    """Reads streams as they grow, all that is there at a time."""
+    """Reads streams as they grow, everything available at a time."""
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Return where a new query begins."""
         return first(Offsets.load(super().initialOffset()))
 
     def latestOffset(self) -> Offset:  # type: ignore[override]  # noqa: N802  # as Spark 4.1 asks
-        """Return the ends of the streams. Asked for at any time, also before Spark has told where the query is."""
+        """Return the ends of the streams. Spark may call this before it has passed the start of the query."""
         begun = self._begun()
         states = self._retry(lambda: self._look({}))
         found = {name: (begun.get(name), state) for name, state in states.items() if state is not None}
@@ -195,7 +195,7 @@ class Spark41Reader(BaseStreamReader):
     def _begun(self) -> Mapping[str, Position]:
         try:
             return Offsets.load(self.initialOffset()).positions()
-        except StreamMissing as error:  # of a query that goes on as well: here they cannot be told apart
+        except StreamMissing as error:  # also of a query that was restarted: the two look the same here
             raise StreamMissing(
                 f"{error}. If this query has read it before, the stream was deleted together with its unread entries"
             ) from None
@@ -203,7 +203,7 @@ class Spark41Reader(BaseStreamReader):
     def _upto(self, name: str, begun: Position | None, state: StreamState) -> BatchRange:
         end, start = state.end, begun or Position(ids.ZERO, 0)
         is_ahead = ids.parse(start.id) > ids.parse(end.id) and self._log.gap(name, start, state) is None
-        return BatchRange(start if is_ahead else end, start)  # ahead: a query may begin at a time that has not come
+        return BatchRange(start if is_ahead else end, start)  # ahead: a query may start at a time in the future
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of a batch. Everything before `start` is committed, unless there is no batch."""

@@ -90,7 +90,7 @@ class BatchReader(Shipped, DataSourceReader):
         hint = "Set option failOnDataLoss=false to read the rest, or start at a time (startingTimestamp)"
         then = "reading the rest (failOnDataLoss=false)"
         report_loss(gap, hint, fails=self._options.fail_on_data_loss, then=then)
-        # Of a stream that was created anew the rest may begin earlier, and nobody asked for that.
+        # If the stream was created again, the rest may begin before the requested start.
         return max(start, gap.resume, key=lambda at: ids.parse(at.id))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -125,7 +125,7 @@ class PendingReader(Shipped, DataSourceReader):
         self._options, self._schema = options, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task for all streams: pending lists are short beside the streams themselves."""
+        """One task for all streams: pending lists are short compared with streams."""
         client = self._options.link.client()
         names = retry(lambda: self._options.stream_names(client), self._options.retry_timeout.total_seconds())
         return [PendingPartition(tuple(names))]

@@ -1,7 +1,7 @@
 """Which streams a query reads, what the server knows of them without looking at an entry, and what of them is gone.
 
-XTRIM leaves no trace but the counters: all that was ever added, less what is there, is what was removed. A position
-that knows its rank can therefore tell exactly whether anything behind it is missing. Servers before 7.0 do not count;
+XTRIM leaves no trace but the counters: entries ever added, less those present, were removed. A position with a rank
+therefore shows exactly whether anything after it is missing. Servers before 7.0 do not count;
 there only an entry at or before the position proves that nothing behind it went.
 """
 
@@ -21,7 +21,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import read_many, stream_keys
 
 logger = logging.getLogger("penstock.spark")
-_GOING_ON = "continuing without them (failOnDataLoss=false)"
+_CONTINUING = "continuing without them (failOnDataLoss=false)"
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -160,7 +160,7 @@ def require(states: Mapping[str, StreamState | None], client: StreamClient) -> N
 
 @dataclass(frozen=True)
 class Gap:
-    """Entries of a stream that nobody can read any more."""
+    """Entries of a stream that can no longer be read."""
 
     stream: str
     after: str
@@ -168,7 +168,7 @@ class Gap:
     count: int | None  # None = unknown, possibly none
     is_exact: bool
     why: str
-    resume: Position  # where reading can go on
+    resume: Position  # where reading can continue
 
     def __str__(self) -> str:
         """Tell what is lost."""
@@ -232,8 +232,8 @@ def _uncounted(stream: str, at: Position, state: StreamState) -> Gap | None:
     return Gap(stream, at.id, state.first_id or "", None, False, why, beginning(state))
 
 
-def report_loss(lost: object, hint: str, *, fails: bool, then: str = _GOING_ON) -> None:
-    """Raise DataLost, with a hint, if a query must not go on without what is lost; log it otherwise."""
+def report_loss(lost: object, hint: str, *, fails: bool, then: str = _CONTINUING) -> None:
+    """Raise DataLost, with a hint, if a query must not continue without what is lost; log it otherwise."""
     if fails:
         raise DataLost(f"{lost}. {hint}")
     logger.warning("%s; %s", lost, then)

@@ -24,7 +24,7 @@ _TEXT, _BYTES, _WHOLE, _SHORT = pa.string(), pa.binary(), pa.int64(), pa.int32()
 _PAIRS = pa.list_(pa.struct([pa.field("key", _TEXT), pa.field("value", _BYTES)]))
 _TIME, _NAIVE_TIME = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
 
-# Name -> the Arrow types in which it can be had, the usual one first. In the order in which all of them are shown.
+# Name -> the Arrow types that it can have, the usual one first; in the order of the table.
 ENTRY = {
     "stream": [_TEXT],
     "id": [_TEXT],
@@ -229,7 +229,7 @@ def payload_columns(options: SourceOptions, columns: Columns, schema: pa.Schema)
                 f"column {name!r} holds payloads that could not be decoded, or why: it must be a string"
             )
     if not names and payload.mode == "PERMISSIVE":
-        return PayloadColumns()  # nobody looks at the payload
+        return PayloadColumns()  # the payload is not needed
     made = PayloadFormat(
         form=payload.form,
         schema=pa.schema(wanted),

@@ -84,7 +84,7 @@ class RedisStreamsSource(Shipped, DataSource):
 
 
 def of_session(cores: int) -> type[RedisStreamsSource]:
-    """Return the format for a session with so many cores."""
+    """Return the format for a session with this number of cores."""
     # Spark pickles it by value: it is not what its name stands for in this module.
     return type(RedisStreamsSource.__name__, (RedisStreamsSource,), {"cores": cores, "__module__": __name__})
 

@@ -1,6 +1,6 @@
 """Where a query is in its streams: positions, ranges of ids, and how they are written into Spark's checkpoint.
 
-The offset that ends a micro-batch tells the whole batch: for each stream where it begins, where it ends and where it is
+The offset that ends a micro-batch describes the whole batch: for each stream where it begins and ends, and where it is
 cut into partitions. So a batch that is run again after a crash is the same batch, whatever happened to the streams and
 to "latest" in between, and the very first one too, whose beginning Spark itself does not keep.
 
@@ -41,7 +41,7 @@ class IdRange:
     stream: str
     after: str
     upto: str
-    rows: int = 0  # as far as counters or samples tell
+    rows: int = 0  # by counters or samples
     rank: int | None = None  # of `after`, where it is known
 
     @property
@@ -149,12 +149,12 @@ def batch_of(start: Offset, end: Offset) -> Offsets:
     if not end.get(_OPEN) or start.get(_FIRST):
         return planned
     begun = Offsets.load(start).positions()
-    anew = Position(ids.ZERO, 0)  # a stream that has appeared since
-    return Offsets({name: BatchRange(to.end, begun.get(name, anew)) for name, to in planned.streams.items()})
+    new = Position(ids.ZERO, 0)  # a stream that has appeared since
+    return Offsets({name: BatchRange(to.end, begun.get(name, new)) for name, to in planned.streams.items()})
 
 
 def lag(latest: Offset | str | None, end: Offset | str | None) -> dict[str, int | None]:
-    """Return how many entries of each stream a query has yet to read; None = the server cannot tell.
+    """Return how many entries of each stream a query has yet to read; None = unknown to the server.
 
     Both are in the progress of a query, as `latestOffset` and `endOffset` of its source.
     """
@@ -171,11 +171,11 @@ def lag(latest: Offset | str | None, end: Offset | str | None) -> dict[str, int 
     return behind
 
 
-def _offset(told: Offset | str) -> Offset:
-    if isinstance(told, str):
-        found: Offset = json.loads(told)
+def _offset(offset: Offset | str) -> Offset:
+    if isinstance(offset, str):
+        found: Offset = json.loads(offset)
         return found
-    return told
+    return offset
 
 
 def newest_number(folder: Path) -> int | None:
@@ -187,7 +187,7 @@ def newest_number(folder: Path) -> int | None:
 
 
 def between(cuts: Sequence[str], start: str, end: str) -> tuple[str, ...]:
-    """Return the cuts, in order and each once, that lie inside a range."""
+    """Return the cuts inside a range, in order and each once."""
     low, high = ids.parse(start), ids.parse(end)
     inside = {cut for cut in cuts if low < ids.parse(cut) < high}
     return tuple(sorted(inside, key=ids.parse))

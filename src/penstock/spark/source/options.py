@@ -23,7 +23,7 @@ ColumnNames: TypeAlias = Literal["redis", "kafka"]
 PayloadForm: TypeAlias = Literal["raw", "json", "msgpack", "avro"]
 Mode: TypeAlias = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 EARLIEST, LATEST, GROUP = "earliest", "latest", "group"
-# All names of an option, of which the first is ours.
+# All names of an option, ours first.
 MAX_ROWS = ("maxRowsPerTrigger", "maxOffsetsPerTrigger", "maxRecordsPerTrigger", "maxEntriesPerTrigger")
 MIN_ROWS, GROUP_NAMES = ("minRowsPerTrigger", "minOffsetsPerTrigger"), ("group", "kafka.group.id")
 _SPARKS_OWN = ("checkpointLocation", "queryName", "includeHeaders", "header")
@@ -162,9 +162,8 @@ class SourceOptions:
     def stream_names(self, client: StreamClient) -> list[str]:
         """Return the names of the streams to read: those of the dead letters where these are wanted."""
         found = self.selection.find(client)
-        if (
-            self.view != "dead_letters" or self.selection.is_pattern
-        ):  # which is one of the dead-letter streams themselves
+        # A pattern already matches the dead-letter streams themselves.
+        if self.view != "dead_letters" or self.selection.is_pattern:
             return found
         return [StreamKeys(name).default_dead_letters() for name in found]
 

@@ -28,7 +28,7 @@ _LEAST_ROWS = 10_000  # for which a task of its own pays
 
 @dataclass(frozen=True)
 class Probe:
-    """A sample of a stream: from this millisecond on, so many entries lay within so many milliseconds."""
+    """A sample of a stream: how many entries there were in how many milliseconds from this one on."""
 
     ms: int
     entries: int
@@ -60,7 +60,7 @@ def probe_times(after: str, upto: str, count: int) -> list[int]:
 
 
 def cut_points(after: str, upto: str, probes: Sequence[Probe], pieces: int) -> tuple[str, ...]:
-    """Return where to cut the range so that about the same number of entries lies in each piece.
+    """Return where to cut the range into pieces with about the same number of entries.
 
     Between two samples the density of the first is assumed. A cut ends a millisecond: ids behind it begin the next one.
     """
@@ -105,7 +105,7 @@ def pack(pieces: Sequence[IdRange], max_rows: int, min_partitions: int) -> list[
 
 
 def rows_between(start: Position, end: Position, state: StreamState) -> int:
-    """Return how many entries lie between two positions: exact where both have a rank, else a share by time."""
+    """Return how many entries there are between two positions: exact if both have a rank, else estimated by time."""
     if start.rank is not None and end.rank is not None:
         return min(max(0, end.rank - start.rank), state.length)
     if state.first_id is None:

@@ -1,7 +1,7 @@
 """How much of the backlog a micro-batch takes: everything, or as much as the limits allow.
 
 The server has no rank of an id, so an exact limit means reading the ids: the entries are walked once here and read once
-more by the tasks. That is done only while the backlog is above the limit; then the walk also tells where to cut.
+more by the tasks. That is done only while the backlog is above the limit; then the walk also finds where to cut.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BatchLimits:
     bytes: int | None = None
 
     def allow(self, rows: int) -> bool:
-        """Tell whether so many rows can be taken without looking at them."""
+        """Return whether this number of rows can be taken without looking at them."""
         return self.bytes is None and (self.rows is None or rows <= self.rows)
 
 

@@ -2,10 +2,9 @@
 
 This is what Redis alone holds. With the option `archive` it is Redis and the archive together (archive/hybrid_log.py).
 
-Entries are read by ranges of ids, page by page, in an order that depends on nothing but the ranges. A range is the same
-whoever reads it and how often: new entries come behind it, never into it. What can happen to it is trimming, so each
-page is read together with the first entry of the stream: as long as that is not behind the place where the page
-begins, the page is complete.
+Entries are read by ranges of ids, page by page, in an order that depends on nothing but the ranges. A range
+always has the same entries: new ones are added after it, never into it. Only trimming can change it, so each page is
+read together with the first entry of the stream: unless that comes after the start of the page, the page is complete.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Scanner:
         questions: list[Question] = []
         for piece in wave:
             key = self.client.keys(piece.stream).stream
-            # In this order: the first entry tells of the page before it that nothing was trimmed until then.
+            # In this order: the first entry shows that nothing had been trimmed when the page was read.
             questions.append((key, ("XRANGE", key, f"({piece.after}", piece.upto, "COUNT", self.fetch_size)))
             questions.append((key, ("XRANGE", key, "-", "+", "COUNT", 1)))
         replies = retry(lambda: _replies(self.client, questions), self.retry_timeout_s)
@@ -223,17 +222,17 @@ def start_of(client: StreamClient, stream: str, bound: Bound, state: StreamState
 
 
 def _at_id(place: str, rank: int | None, state: StreamState) -> Position:
-    if rank is not None:  # whoever knows it has been there: what is gone since is a loss, and not merely past
+    if rank is not None:  # a known rank means that a reader was there: entries removed since are lost
         return Position(place.removeprefix("("), rank)
     if place.startswith("("):
         return placed(place[1:], state)
     after = ids.before(place)
-    # To begin at an entry that is gone is a loss, too. Without a rank, which nobody knows of it, it is found to be one.
+    # Starting at an entry that was removed is a loss, too; a position without a rank is recognised as one.
     return Position(after) if _is_gone(place, state) else placed(after, state)
 
 
 def _is_gone(place: str, state: StreamState) -> bool:
-    """Tell whether entries were removed before the first one, and a place is among them; zero is the beginning."""
+    """Return whether an id is among entries removed before the first one; zero is the beginning."""
     return bool(state.removed) and ids.parse(ids.ZERO) < ids.parse(place) <= ids.parse(beginning(state).id)
 
 
@@ -253,13 +252,13 @@ def _upto(place: str) -> str:
 
 
 def placed(after: str, state: StreamState) -> Position:
-    """Return a position by id, with its rank where the server's counters tell it."""
+    """Return a position by id, with its rank if the server's counters give it."""
     if ids.parse(after) >= ids.parse(state.last_id):
-        # Without counters a position ahead of the stream could not be told from one in a stream that was deleted.
+        # Without counters, a position ahead of the stream looks like one in a stream that was deleted.
         return Position(after if state.added is not None else state.last_id, state.added)
     first = beginning(state)
     if ids.parse(after) <= ids.parse(first.id):
-        return first  # nothing is left before the first entry, and nobody asked for more than what is there
+        return first  # nothing is left before the first entry, and only existing entries were requested
     return Position(after)
 
 

@@ -180,7 +180,7 @@ class _Rows:
         return pa.repeat(pa.scalar(0, kind), len(self._entries))
 
     def offset(self, kind: pa.DataType) -> pa.Array:
-        """Return the ids as whole numbers in the same order; null for one that does not fit, which somebody chose."""
+        """Return the ids as whole numbers in the same order; null for one that does not fit, chosen by its producer."""
         ms, seq = self._numbers()
         is_beyond = (ms < 0) | (ms >= 1 << 63 - OFFSET_BITS) | (seq < 0) | (seq >= 1 << OFFSET_BITS)
         return pa.array((ms << OFFSET_BITS) + seq, kind, mask=is_beyond if is_beyond.any() else None)
@@ -236,14 +236,14 @@ def _texts(values: Iterable[bytes | None], kind: pa.DataType) -> pa.Array:
 
 
 def _names(values: list[bytes]) -> pa.Array:
-    # Nearly all are what they are called: only the others are made anew.
+    # Nearly all fields have the expected name and type; only the others are converted.
     called = {raw: name for raw in {*values} if (name := envelope.field_name(raw).encode()) != raw}
     found = [called.get(raw, raw) for raw in values] if called else values
     return pa.array(found, pa.binary()).cast(pa.string())
 
 
 def times(ms: _Numbers, kind: pa.DataType) -> pa.Array:
-    """Return the first numbers of ids as times; null for one beyond the calendar, which somebody chose."""
+    """Return the first numbers of ids as times; null for one beyond the calendar, chosen by its producer."""
     is_beyond = (ms < 0) | (ms > LAST_MS)
     return pa.array(ms * 1000, pa.int64(), mask=is_beyond if is_beyond.any() else None).cast(kind)
 

@@ -47,7 +47,7 @@ class StreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Fix the end of the query: what is there now, and nothing that comes later."""
+        """Fix the end of the query: read what is available now, and nothing that comes later."""
         states = self._retry(lambda: self._look({}))
         self._target = {name: state.end for name, state in states.items() if state is not None}
 
