@@ -159,7 +159,7 @@ def test_braces_that_are_no_tag_are_refused() -> None:
 async def test_a_stream_whose_handler_was_cancelled_is_watched_no_longer() -> None:
     watcher = StreamWatcher(cast("StreamClient", SimpleNamespace(is_cluster=False)))
     waiting = asyncio.ensure_future(watcher.wait("orders", "0-0", Flag(), 60))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # lets the task begin to wait
     assert list(watcher._waiting) == ["orders"]
     waiting.cancel()
     await asyncio.wait([waiting])

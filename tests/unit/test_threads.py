@@ -99,7 +99,7 @@ signal.signal(signal.SIGTERM, lambda *_: event.set_from_outside())
 
 def ask() -> None:  # as the system does when the main thread has not run since it was frozen
     while not event._waiting:
-        time.sleep(0.001)
+        time.sleep(0.001)  # nothing announces that the main thread waits
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
 
 threading.Thread(target=ask).start()
