@@ -48,7 +48,7 @@ class PayloadLimits:
             raise _too_large(kind, size, "max_payload_bytes", self.max_payload_bytes)
 
     def may_be_deep(self, raw: bytes) -> bool:
-        """Tell whether bytes of JSON or msgpack have enough beginnings of containers to be nested too deeply."""
+        """Return whether bytes of JSON or msgpack have enough starts of containers to be nested too deeply."""
         if len(raw) <= self.max_payload_depth:
             return False
         if raw[:1] == b"{":
@@ -68,11 +68,11 @@ class PayloadLimits:
 class Serializer(Protocol):
     """Turns payloads into bytes and back.
 
-    An optional attribute `content_type` (str) is written beside the payload, so that other readers know what
-    it is; without it, or with `application/json`, nothing is written.
+    An optional attribute `content_type` (str) is stored with the payload, so that other readers know its format;
+    without it, or with `application/json`, nothing is stored.
     """
 
-    # `Any`, so that a serializer for one payload type may say so: `encode(self, data: Order) -> bytes`.
+    # `Any`, so that a serializer can declare one payload type: `encode(self, data: Order) -> bytes`.
     def encode(self, data: Any) -> bytes:
         """Return the bytes of a payload, or raise EncodeError."""
 
@@ -81,7 +81,7 @@ class Serializer(Protocol):
 
 
 class _Bounded:
-    """What JSON and msgpack share: msgspec does the work, size and depth are limited in both directions."""
+    """What JSON and msgpack share: msgspec encodes and decodes, and size and depth are limited in both directions."""
 
     _form = ""
     _bytes_per_level = 1
@@ -90,7 +90,7 @@ class _Bounded:
         check_number("max_bytes", max_bytes)
         check_number("max_depth", max_depth)
         self._max_bytes, self._max_depth = max_bytes, max_depth
-        self._harmless_bytes = min(max_bytes, max_depth * self._bytes_per_level)  # too few to be too deep
+        self._harmless_bytes = min(max_bytes, max_depth * self._bytes_per_level)  # fewer cannot be too deep
         self._dumps: Callable[[Any], bytes]
         self._loads: Callable[[bytes], Any]
 
@@ -105,7 +105,7 @@ class _Bounded:
         return raw
 
     def decode(self, raw: bytes) -> Any:
-        """Return the payload that the bytes stand for."""
+        """Return the payload of the bytes."""
         is_harmless = len(raw) <= self._harmless_bytes
         if not is_harmless and len(raw) > self._max_bytes:
             raise _too_large(DecodeError, len(raw), "max_bytes", self._max_bytes)
@@ -171,12 +171,12 @@ class _Bounded:
 class JsonSerializer(_Bounded):
     """JSON in UTF-8, at msgspec's speed and with the semantics of Python's `json`.
 
-    Besides what `json` takes it writes datetimes, UUIDs, Decimals, enums and bytes (base64) as strings,
+    Besides what `json` supports, it writes datetimes, UUIDs, Decimals, enums and bytes (base64) as strings,
     sets as arrays, dataclasses and Structs as objects; they come back as those plain types.
 
-    Raises: EncodeError for what JSON cannot say, NaN and infinity included, naming the place in the payload;
+    Raises: EncodeError for values that JSON cannot represent, such as NaN and infinity, with their path in the payload;
     PayloadTooLarge beyond `max_bytes`; DecodeError for anything that `json` would refuse or that is larger or
-    deeper than allowed. NaN and Infinity in text of other producers are understood.
+    deeper than allowed. NaN and Infinity written by other producers are accepted.
     """
 
     content_type = "application/json"
@@ -199,7 +199,7 @@ class JsonSerializer(_Bounded):
             raw = self._encode_slowly(data, error)
         if len(raw) > self._harmless_bytes:
             self._check_size(raw)
-        # msgspec writes NaN and infinity as null, so only a text with a null needs the look at the payload.
+        # msgspec writes NaN and infinity as null, so only a text with a null needs a check of the payload.
         # rfind() takes half the time of `in`.
         if (
             raw.rfind(b"null") >= 0
@@ -210,7 +210,7 @@ class JsonSerializer(_Bounded):
         return raw
 
     def _second_dumps(self, data: Any) -> bytes:
-        # A lone surrogate has no UTF-8 form; `backslashreplace` writes exactly the escape that JSON has for it.
+        # A lone surrogate has no UTF-8 form; `backslashreplace` writes the escape that JSON defines for it.
         return self._plain_dumps(data).encode("utf-8", "backslashreplace")
 
     def _second_loads(self, raw: bytes) -> Any:
@@ -226,8 +226,8 @@ class JsonSerializer(_Bounded):
     def _may_be_deep(self, raw: bytes) -> bool:
         if raw.count(b"{") + raw.count(b"[") <= self._max_depth:
             return False
-        # Leave only the brackets, then take away the innermost pairs once per level. Texts vanish as pairs of
-        # quotes unless they hold brackets or escapes; then it takes a walk through the data to know.
+        # Keep only the brackets, then remove the innermost pairs once per level. Strings vanish as pairs of
+        # quotes unless they contain brackets or escapes; then only walking through the data can tell.
         shape = raw.translate(_ONE_BRACKET, _NO_SHAPE).replace(b'""', b"")
         if b'"' in shape or b"\\" in shape:
             return True
@@ -241,7 +241,7 @@ class JsonSerializer(_Bounded):
 class MsgpackSerializer(_Bounded):
     """MessagePack, byte-compatible with the `msgpack` package (`use_bin_type=True`, `raw=False`).
 
-    Raises: EncodeError for what msgpack cannot say, naming the place in the payload; PayloadTooLarge beyond
+    Raises: EncodeError for values that msgpack cannot represent, with their path in the payload; PayloadTooLarge beyond
     `max_bytes`; DecodeError for malformed bytes or a payload larger or deeper than allowed. A header that
     declares more elements than there are bytes costs no memory.
     """
@@ -255,14 +255,14 @@ class MsgpackSerializer(_Bounded):
         self._loads = msgspec.msgpack.Decoder().decode
 
     def _may_be_deep(self, raw: bytes) -> bool:
-        # Each level starts with a container header; the same bytes inside texts only make us look.
+        # Each level starts with a container header; the same bytes inside strings only cause a closer check.
         return len(raw.translate(None, _NO_CONTAINER_HEADER)) > self._max_depth
 
 
 class PickleSerializer:
     """Pickle, for any Python object between processes that trust each other completely.
 
-    It needs `allow_pickle=True`, because whoever can write to the stream runs any code in every consumer.
+    It needs `allow_pickle=True`, because anyone who can write to the stream can run code in every consumer.
     """
 
     content_type = "application/x-python-pickle"
@@ -298,7 +298,7 @@ class PickleSerializer:
 
 
 def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
-    """Return a faster decode() and up to how many bytes it may be used; where it fails, decode() has the last word."""
+    """Return a faster decode() and the largest size it may be used for; if it fails, decode() decides."""
     if type(serializer) is JsonSerializer or type(serializer) is MsgpackSerializer:  # a subclass may do more
         return serializer._loads, serializer._harmless_bytes  # noqa: SLF001
     return serializer.decode, -1
@@ -315,7 +315,7 @@ def checked_serializer(serializer: Serializer | None) -> Serializer:
 
 
 def load_serializer(name: str, **options: object) -> Serializer:
-    """Return the serializer of that name: json, msgpack, pickle, or what an installed package offers.
+    """Return the serializer of that name: json, msgpack, pickle, or one that an installed package offers.
 
     Packages offer a class or factory, called with the options, under the entry point group
     `penstock.serializers`. Only the one that is asked for is imported.
@@ -334,7 +334,7 @@ _NO_CONTAINER_HEADER = bytes(set(range(256)) - {*range(0x80, 0xA0), *range(0xDC,
 
 
 def _base_value(value: object) -> object:
-    """Return the str, int or float behind an instance of a subclass, which msgspec does not take by itself."""
+    """Return an instance of a subclass as a plain str, int or float, since msgspec does not accept subclasses."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int | float):
@@ -343,7 +343,7 @@ def _base_value(value: object) -> object:
 
 
 def _is_deeper(data: Any, limit: int) -> bool:
-    """Tell whether decoded data is nested deeper than the limit."""
+    """Return whether decoded data is nested deeper than the limit."""
     level = [data] if isinstance(data, dict | list) else []
     for _ in range(limit):
         if not level:
@@ -358,7 +358,7 @@ def _is_deeper(data: Any, limit: int) -> bool:
 
 
 def _may_hold_nan(data: object) -> bool:
-    """Tell at msgspec's speed that no float is NaN or infinite, or that it takes a look at each to know."""
+    """Return False if no float can be NaN or infinite, and True if each must be checked; at msgspec's speed."""
     try:
         raw = msgspec.msgpack.encode(data, enc_hook=_base_value)
     except _REFUSALS:

@@ -1,4 +1,4 @@
-"""Texts of others in a form that is safe to show: messages and names may hold whatever somebody wrote to Redis."""
+"""Makes untrusted text safe to display: messages and names may contain anything that someone wrote to Redis."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from typing import Any
 import msgspec
 
 _DEEPEST = 100
-_MOST_BITS = 10_000  # of a number in JSON; Python writes none of more than 4,300 digits
+_MOST_BITS = 10_000  # of a number in JSON; Python refuses to write more than 4,300 digits
 
 
 def shown(value: object) -> str:
-    """Return a text of others in one line, with control characters, also those that turn text around, as escapes."""
+    """Return untrusted text in one line, with control characters, also those for text direction, as escapes."""
     text = value if isinstance(value, str) else str(value)
     return text if text.isprintable() else _escaped(text, "", _escape)
 
 
 def command_line(verb: str, *names: str) -> str:
-    """Return a command to paste into a shell, in backquotes; names are quoted, and none is taken for an option."""
-    is_value = verb.rsplit(maxsplit=1)[-1].startswith("--")  # of an option, which takes whatever follows
+    """Return a command to paste into a shell, in backquotes; names are quoted, and none is read as an option."""
+    is_value = verb.rsplit(maxsplit=1)[-1].startswith("--")  # of an option, which takes any value
     ends_options = not is_value and any(name.startswith("-") for name in names)
     return f"`penstock {verb} {'-- ' if ends_options else ''}{shlex.join(names)}`"
 
 
 def shown_lines(value: object, indent: int = 0) -> str:
-    """Return a text of others like shown(), but in lines as it has them; all but the first are indented."""
+    """Return untrusted text like shown(), but keep its lines; all but the first are indented."""
     lines = [shown(line.replace("\t", "    ")) for line in str(value).split("\n")]
     return ("\n" + " " * indent).join(lines)
 
 
 def to_json(value: object, indent: int | None = None) -> str:
-    """Write a value as JSON; what JSON cannot say, such as bytes, is written as text."""
+    """Write a value as JSON; what JSON cannot represent, such as bytes, is written as text."""
     text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
     return text if text.isprintable() else _escaped(text, "\n", _escape_in_json)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return the value with nothing in it that JSON does not have: all of a message can be shown, whatever it holds."""
+    """Return the value in types that JSON has, so that any message can be shown, whatever it contains."""
     if isinstance(value, msgspec.Struct):
         value = msgspec.structs.asdict(value)
     elif is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first asks politely, the second ends the process."""
+"""SIGTERM and SIGINT: the first asks for a graceful shutdown, the second ends the process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _RUNNER_METHOD = getattr(asyncio.Runner, "_on_sigint", None)
 
 
 class SignalWatch:
-    """Tells whoever subscribed that the process was asked to end; there is one per process.
+    """Calls its subscribers when the process is asked to end; there is one per process.
 
     Handlers are installed with the first subscriber, in the main thread only, and only where nobody else has
-    installed one (a default, the one of `asyncio.run`, or PySpark's, which breaks off whatever runs); they go with the
-    last subscriber. They are plain signal handlers and not those of an event loop, so that asyncio, uvloop and threads
-    are served alike.
+    installed one (a default, the one of `asyncio.run`, or PySpark's, which aborts whatever runs); they are removed with
+    the last subscriber. They are plain signal handlers and not those of an event loop, so that they work alike for
+    asyncio, uvloop and threads.
 
     Guarantees: the first signal calls every subscriber once, and whoever subscribes while the others still stop is
     called at once. The second signal, or one that finds no subscriber, has the effect it had before: SIGTERM kills,
@@ -42,10 +42,10 @@ class SignalWatch:
 
     @classmethod
     def subscribe(cls, callback: Callable[[], object]) -> Callable[[], None]:
-        """Have the callback called on the first signal; returns the function that ends the subscription.
+        """Call the callback on the first signal; return a function that ends the subscription.
 
-        The callback runs in the main thread, between any two instructions of it: it should do no more than set a
-        flag, or `loop.call_soon_threadsafe`, which also wakes a loop that waits.
+        The callback runs in the main thread, between any two of its instructions: it should do no more than set a
+        flag, or call `loop.call_soon_threadsafe`, which also wakes a waiting loop.
         """
         token = object()
         with cls._lock:
@@ -63,7 +63,7 @@ class SignalWatch:
             if cls._subscribers:
                 return
             cls._is_asked = False
-            # From another thread nothing can be restored; then the handler does it when a signal finds nobody.
+            # Another thread cannot restore handlers; the handler itself does so when there is no subscriber.
             if _is_main_thread():
                 cls._restore()
 
@@ -80,9 +80,9 @@ class SignalWatch:
         for number in list(cls._previous):
             previous = cls._previous.pop(number)
             if signal.getsignal(number) is not cls._handle:
-                continue  # somebody else has taken the signal over since
+                continue  # replaced by someone else since
             if _is_of_runner(previous) and previous.keywords["main_task"].done():  # type: ignore[union-attr]
-                previous = signal.default_int_handler  # as the runner itself leaves it behind
+                previous = signal.default_int_handler  # as the runner itself does when it ends
             signal.signal(number, previous)
 
     @staticmethod
@@ -96,7 +96,7 @@ class SignalWatch:
             try:
                 callback()
             except Exception:
-                # Raised from here it would strike whatever the main thread is doing, and keep it from the others.
+                # Raised here, it would interrupt the main thread, and the other subscribers would not be called.
                 logger.exception("a subscriber to %s raised an error", signal.Signals(number).name)
 
     @classmethod
@@ -119,20 +119,20 @@ def _is_main_thread() -> bool:
 
 
 def end_at_once(_number: int, _frame: object) -> None:
-    """End the process, whatever it is doing: what a command lets the second signal do (see `SignalWatch`)."""
+    """End the process, whatever it is doing: commands install this for the second signal (see `SignalWatch`)."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, RuntimeError):  # the signal may have come in the midst of a write
+        with suppress(OSError, RuntimeError):  # the signal may have arrived during a write
             stream.flush()
     os._exit(INTERRUPTED)
 
 
 def _is_foreign(handler: _Handler) -> bool:
-    """Tell whether a handler was installed by a library that knows nothing of this process."""
+    """Return whether a handler was installed by asyncio.run or PySpark, and may be replaced."""
     return _is_of_runner(handler) or getattr(handler, "__module__", None) in _PYSPARK
 
 
 def _is_of_runner(handler: _Handler) -> bool:
-    """Tell whether a handler is the one that asyncio.run installs for SIGINT."""
+    """Return whether a handler is the one that asyncio.run installs for SIGINT."""
     if not isinstance(handler, functools.partial):
         return False
     return _RUNNER_METHOD is not None and getattr(handler.func, "__func__", None) is _RUNNER_METHOD

@@ -1,4 +1,4 @@
-"""Binds TOML to types, for penstock.toml and for pipelines; an error names the place, the key and what was expected."""
+"""Binds TOML to types, for penstock.toml and for pipelines; errors name the line, the key and what was expected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Path = tuple[str | int, ...]
 _LARGEST_FILE: Final = 65_536
 _FILE: Final = "_file"
 _FLAGS: Final = dict.fromkeys(("true", "yes", "1", "on"), True) | dict.fromkeys(("false", "no", "0", "off"), False)
-# What msgspec says, and how we say it; anything else is passed on in its own words.
+# msgspec's messages and ours; any other message is passed on unchanged.
 _REASONS: Final = (
     (r"Expected `int(?: \| null)?`,.*", "must be a whole number"),
     (r"Expected `float(?: \| null)?`,.*", "must be a number"),
@@ -39,7 +39,7 @@ _AT: Final = re.compile(r" - at `\$(.*)`$")
 _HEADER: Final = re.compile(r"\s*(\[\[?)\s*([^\[\]#]+?)\s*\]\]?\s*(?:#.*)?")
 _ASSIGNMENT: Final = re.compile(r"""\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _MULTI_LINE: Final = re.compile(r'"""|\'\'\'')
-# $${ is a ${ that stays; ${NAME} and ${NAME:-default} are variables; any other ${ is a mistake.
+# $${ is a literal ${; ${NAME} and ${NAME:-default} are variables; any other ${ is a mistake.
 _VARIABLE: Final = re.compile(r"\$\$\{|\$\{(?:([A-Za-z_]\w*)(?::-([^}]*))?\})?")
 _SECRET_VARIABLE: Final = re.compile(r"pass|key|secret|token|cred", re.IGNORECASE)
 
@@ -50,10 +50,10 @@ def bind(table: object, kind: type[_T], *, where: Callable[[str], str]) -> _T:
     """Return the table as an instance of `kind`: a dataclass or msgspec Struct, whose annotations msgspec checks.
 
     `where(key)` names a key with its place ("penstock.toml:3: task_queue.idle_ms"), `where("")` the table itself.
-    A key that Python has reserved is a field with an underscore behind it: `from` is `from_`.
+    A key that is reserved in Python has a field with a trailing underscore: `from` is `from_`.
 
-    Of a table inside the table only a Struct with `forbid_unknown_fields` refuses unknown keys; bind it by itself for
-    a suggestion.
+    In a nested table, unknown keys are refused only by a Struct with `forbid_unknown_fields`; bind it separately to
+    get a suggestion.
 
     Raises: SettingsError for an unknown or missing key, a wrong value, and what `kind` raises as a ValueError.
     """
@@ -84,10 +84,10 @@ def key_of(name: str) -> str:
 
 
 class Checked:
-    """A base of frozen dataclasses that are made in Python as well: their values are held to the same annotations."""
+    """A base of frozen dataclasses that are created in Python as well: their values are checked in the same way."""
 
     def __post_init__(self) -> None:
-        """Raise SettingsError for a value of the wrong type, and take one text where several may be given."""
+        """Raise SettingsError for a value of the wrong type; a single string is accepted as a list of one."""
         hints = hints_of(type(self))
         for name in self.__dataclass_fields__:  # type: ignore[attr-defined]
             key = key_of(name)
@@ -97,7 +97,7 @@ class Checked:
 def fitted(key: str, value: object, hint: Any, name: str) -> Any:
     """Return the value in the type of a hint; raise SettingsError with the name for one that does not fit.
 
-    A text may stand for a list of one, one declaration for a tuple of them, and options may be numbers or nested.
+    A string may stand for a list of one, a declaration for a tuple of one, and options may be numbers or nested.
     """
     kind = plain(hint)
     declared = _declared(kind)
@@ -132,7 +132,7 @@ def is_options(kind: Any) -> bool:
 
 
 def _declared(kind: Any) -> tuple[type, ...]:
-    """Return the classes of ours that a value may be of; none for a type that msgspec knows."""
+    """Return those of our classes that a value may have; none for a type that msgspec knows."""
     inner = plain(get_args(kind)[0]) if get_origin(kind) is tuple else kind
     found = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
     return found if all(isinstance(each, type) and issubclass(each, Checked) for each in found) else ()
@@ -174,7 +174,7 @@ def _explained(said: str, key: str, value: object, kind: Any, name: str) -> str:
 
 
 def check_known(key: str, known: Iterable[str], name: str, hint: str = "") -> None:
-    """Raise SettingsError for a key that is not known, with the one that it was perhaps meant to be."""
+    """Raise SettingsError for an unknown key, with a suggestion."""
     if key not in (names := list(known)):
         raise SettingsError(f"{name} is unknown: {suggestion(key, names)}{hint}")
 
@@ -182,7 +182,7 @@ def check_known(key: str, known: Iterable[str], name: str, hint: str = "") -> No
 def parse_text(text: str, kind: object) -> Any:
     """Return the value of type `kind` that a text from the environment or the command line stands for.
 
-    A bool has many spellings; for other types TOML decides. A text that cannot be read is returned unchanged.
+    A bool has many spellings; other types are parsed as TOML. A text that cannot be parsed is returned unchanged.
     """
     if kind is str:
         return text
@@ -200,7 +200,7 @@ def parse_text(text: str, kind: object) -> Any:
 
 
 class Expansion:
-    """Fills ${NAME} and <key>_file into tables; `secrets` are the texts that must not be shown."""
+    """Fills ${NAME} and <key>_file into tables; `secrets` are the strings that must not be shown."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
@@ -218,7 +218,7 @@ class Expansion:
                     raise SettingsError(f"{where(key)}: {target} is given as well; remove one of them")
                 text = self._secret(value, where(key))
                 made[target] = parse_text(text, str if _takes_text(hints[target]) else plain(hints[target]))
-                self.secrets.add(str(made[target]))  # a message about a wrong value shows it as it was understood
+                self.secrets.add(str(made[target]))  # a message about a wrong value shows it as it was parsed
             else:
                 made[key] = self._filled(value, hints.get(key, object), where(key))
         return made
@@ -236,7 +236,7 @@ class Expansion:
     def _options(self, table: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
         for key, value in table.items():
             target = key.removesuffix(_FILE)
-            # Options of others may well end in _file; only what can be a secret is read from one.
+            # Options of other libraries may end in _file; only what can be a secret is read from a file.
             if target != key and (target.lower() in READABLE_FROM_FILE or is_secret(target)):
                 yield target, self._secret(value, f"{name}.{key}")
             else:
