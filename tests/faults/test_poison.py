@@ -67,6 +67,35 @@ def test_two_poisons_kill_nobody_who_runs_beside_them(half: str, scene: Scene) -
     scene.checker.check_quiet()
 
 
+def test_messages_that_never_began_beside_poison_keep_their_attempts(scene: Scene) -> None:
+    # Of the async half alone: with threads, a neighbour may be recorded before the thread has called the handler.
+    ids = scene.publish(body(0, ["exit", CODE]), *(body(n) for n in range(1, 8)))
+
+    scene.respawn("async", CODE, config={"concurrency": 8, "max_deliveries": 3})
+
+    # The server counts a message that it hands out for the first time. From then on only a handler that begins counts.
+    for entry_id in ids[1:]:
+        begun = [line["attempts"] for worker in scene.workers for line in worker.said("began", id=entry_id)]
+        assert begun == list(range(2, 2 + len(begun)))
+    _check_only_the_poison_is_dead(scene, ids[0])
+
+
+def test_a_last_run_that_poison_ends_beside_it_is_repeated_alone(half: str, scene: Scene) -> None:
+    never = scene.gate("never")
+    twice_failed = [["first", scene.gate(f"run {n}"), [["raise", "error"]]] for n in (1, 2)]
+    job = {"config": {"concurrency": 2, "max_deliveries": 3}}
+    [innocent] = scene.publish(body(0, *twice_failed, ["first", scene.gate("run 3"), [["until", never]]]))
+    worker = scene.worker(half, **job)
+    assert worker.wait_for("began", 3, id=innocent)["attempts"] == 3
+    [poison] = scene.publish(body(1, ["exit", CODE]))
+    assert worker.wait() == CODE
+
+    assert scene.respawn(half, CODE, **job) == 2
+
+    assert [line["attempts"] for other in scene.workers[1:] for line in other.said("began", id=innocent)] == [3]
+    _check_only_the_poison_is_dead(scene, poison)
+
+
 def test_a_message_that_merely_fails_often_does_not_hold_up_its_neighbours(half: str, scene: Scene) -> None:
     gate = scene.gate()
     ids = scene.publish(

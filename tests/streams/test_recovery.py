@@ -154,6 +154,33 @@ async def test_nothing_else_runs_beside_the_last_run_of_a_message_whose_consumer
     assert set[int]().union(*beside) == set(), "each of them might be what the consumers died of"
 
 
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize(
+    ("limit", "before", "during", "why"),
+    [
+        (3, 1, 2, "a repeated run counts when it begins"),
+        (3, 2, 2, "a last run may have neighbours: if one of them ends the process, it runs again"),
+        (1, 0, 1, "with one delivery nothing runs twice"),
+    ],
+)
+async def test_what_the_server_counts_while_a_message_runs_whose_holders_lived(
+    client: StreamClient, raw: redis.Redis, orphans: list[str], limit: int, before: int, during: int, why: str
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def handle(message: StreamMessage) -> None:
+        [row] = raw.xpending_range(STREAM, GROUP, message.id, message.id, 1)
+        seen.append((message.delivery_count, row["times_delivered"]))
+
+    raw.xack(STREAM, GROUP, *orphans[1:])
+    raw.xclaim(STREAM, GROUP, "handed-back", 0, [orphans[0]], retrycount=before, justid=True)
+    raw.zadd(client.keys(STREAM).retries(GROUP), {orphans[0]: 0})
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=limit), message_handler=handle)
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 1)
+    assert seen == [(before + 1, during)], why
+
+
 # --- poison ---------------------------------------------------------------------------------------
 
 

@@ -170,6 +170,7 @@ class InFlight:
 
     def _take_again(self, limit: int) -> Delivery | None:
         taken: list[StreamMessage] = []
+        is_suspect = False
         is_last_chance = self.context.config.limits.is_last_chance
         with suppress(IndexError):  # another thread took the last one
             while len(taken) < limit:
@@ -181,9 +182,9 @@ class InFlight:
                     self._again.appendleft(message)
                     self._arrivals.call()  # a worker that checked meanwhile has not seen it
                     break
-                self._is_suspected(message)
+                is_suspect = self._is_suspected(message) or is_suspect
                 taken.append(message)
-        return Delivery(self, taken, is_again=True) if taken else None
+        return Delivery(self, taken, is_again=True, is_suspect=is_suspect) if taken else None
 
     def _is_suspected(self, message: StreamMessage) -> bool:
         is_suspect = message.id in self.suspects

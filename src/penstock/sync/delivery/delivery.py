@@ -48,7 +48,7 @@ class Delivery(msgspec.Struct, eq=False):
     messages: list[StreamMessage]
     is_again: bool = False  # delivered before: begin() records another run
     is_last_chance: bool = False
-    is_suspect: bool = False  # its last holder died, perhaps because of it
+    is_suspect: bool = False  # the last holder of one of them died, perhaps because of it
 
     def begin(self) -> bool:
         """Record that the handler begins with messages that were delivered before; return whether any are left to run.
@@ -66,13 +66,22 @@ class Delivery(msgspec.Struct, eq=False):
         self.messages = admitted
         if not admitted:
             return False
-        answers = context.commands.begin([(m.id, m.delivery_count, m.attempts) for m in admitted])
+        answers = context.commands.begin([self._before_begin(message) for message in admitted])
         self._let_go_of_refused(admitted, answers)
         self.messages = [message for message, is_ours in zip(admitted, answers, strict=True) if is_ours]
         for message in self.messages:
             message.delivery_count += 1
             message.attempts += 1
         return bool(self.messages)
+
+    def _before_begin(self, message: StreamMessage) -> tuple[str, int, int]:
+        # Only suspects have no neighbours in their last run. That of another message is not recorded until it ends: if
+        # the process dies, perhaps because of a neighbour, the message runs again, alone. With a limit of one, nothing
+        # runs twice.
+        deliveries, attempts = message.delivery_count, message.attempts
+        if self.is_last_chance and not self.is_suspect and deliveries and attempts:
+            deliveries, attempts = deliveries - 1, attempts - 1
+        return message.id, deliveries, attempts
 
     def unsettled(self) -> list[StreamMessage]:
         """Return the messages that are still in flight: not those that were settled, lost or handed back."""

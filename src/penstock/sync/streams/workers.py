@@ -42,7 +42,7 @@ class DeliveryWorkers:
         self._flush, self._on_exit = flush, on_exit
         timeout_ms, self._chance = in_flight.context.config.handler_timeout_ms, random.Random()
         self._timeout_s = math.inf if timeout_ms is None else timeout_ms / 1000
-        self._alone = Lock()
+        self._alone, self._suspect_begins = Lock(), Lock()
         self._is_one_alone = False  # a message that may have killed its holders is on its last run, or about to be
         self._others = WaitQueue()
         self.running: list[RunningCall] = []
@@ -104,7 +104,7 @@ class DeliveryWorkers:
                 worker.is_busy = False
                 self._others.wait_until(lambda: not self._is_one_alone)
                 worker.is_busy = True
-            if delivery.is_again and not persist(delivery.begin):
+            if delivery.is_again and not self._begin(delivery, persist):
                 return
             messages = delivery.messages
             returned: list[str] | None = None
@@ -129,6 +129,13 @@ class DeliveryWorkers:
                 self._failed(delivery, persist, returned or [], error)
         finally:
             worker.is_busy = False
+
+    def _begin(self, delivery: Delivery, persist: Persist) -> bool:
+        if not delivery.is_suspect:
+            return bool(persist(delivery.begin))
+        # One after the other: one that kills the process takes none along that is recorded as begun and is not.
+        with self._suspect_begins:
+            return bool(persist(delivery.begin))
 
     def _failed(self, delivery: Delivery, persist: Persist, returned: list[str], error: BaseException | None) -> None:
         config = self._in_flight.context.config
