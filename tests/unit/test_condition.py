@@ -52,10 +52,10 @@ def test_what_is_worst_is_said_first(text: str, given: dict[str, Any]) -> None:
         ({"lag": LATE, "rates": (5.0, 0.0)}, "group shipping reads nothing: 7 wait, the oldest for 16 min 40 s"),
         (
             {"lag": NONE, "pending": 3, "oldest_pending_id": "5-1", "oldest_pending_idle_ms": 70_000},
-            "in group shipping nobody has worked on 5-1 for 1 min 10 s",
+            "in group shipping no consumer has worked on 5-1 for 1 min 10 s",
         ),
         ({"lag": SOME, "consumers": 0}, "group shipping has 7 unread messages"),
-        ({"lag": SOME, "rates": (9.0, 5.0)}, "for group shipping 9.0/s come in, and 5.0/s go out"),
+        ({"lag": SOME, "rates": (9.0, 5.0)}, "for group shipping 9.0/s come in, but only 5.0/s go out"),
     ],
 )
 def test_why_a_stream_needs_somebody_is_said(given: dict[str, Any], why: str) -> None:
