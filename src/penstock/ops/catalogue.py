@@ -13,10 +13,10 @@ from penstock import envelope, ids
 from penstock.errors import ConfigurationError, GroupLost, NotFound, PenstockError, ServerError
 from penstock.keys import StreamKeys, TaskKeys, check_name, is_utf8
 from penstock.keys.stream_names import queue_log, service_of, source_of_dead_letters, task_stream
-from penstock.ops.batches import ask, run_many
 from penstock.ops.model import StreamKind
 from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.aio import Reply
+from penstock.redis.batches import ask, run_many
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import stream_keys
 from penstock.shown import command_line

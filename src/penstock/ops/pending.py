@@ -9,11 +9,11 @@ from penstock.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue, checked_id, group_must_exist
 from penstock.ops.model import Page, Pending
 from penstock.policy import Reason
 from penstock.redis.aio import Reply
+from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
 from penstock.redis.packing import Command
 from penstock.redis.reading import Question

@@ -17,8 +17,8 @@ from penstock.keys.stream_names import queue_log, service_of, source_of_dead_let
 from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.blocking import Reply
 from penstock.shown import command_line
-from penstock.sync.ops.batches import ask, run_many
 from penstock.sync.ops.model import StreamKind
+from penstock.sync.redis.batches import ask, run_many
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import stream_keys
 

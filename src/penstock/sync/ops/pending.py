@@ -14,9 +14,9 @@ from penstock.redis.blocking import Reply
 from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
-from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue, checked_id, group_must_exist
 from penstock.sync.ops.model import Page, Pending
+from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question
 
