@@ -56,6 +56,42 @@ def test_one_is_shown_by_the_id_of_its_record_or_task(penstock: Command, as_json
     penstock("queue", "dlq", "inspect", "unknown", code=3)
 
 
+@pytest.mark.usefixtures("default_server")
+def test_the_beginning_of_an_id_is_looked_for_among_the_newest(
+    penstock: Command, as_json: AsJson, as_rows: AsJson, dead_letter: GiveUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oldest, newest = dead_letter(n=1), dead_letter(n=2)
+    records = [row["id"] for row in as_rows("dlq", "ls")]
+    monkeypatch.setattr(dead_letters, "_PAGE", 1)
+    assert as_json("dlq", "show", oldest.id[:-1])["task_id"] == oldest.id
+    begin_with = DeadLetterStreams.begin_with
+    monkeypatch.setattr(DeadLetterStreams, "begin_with", partialmethod(begin_with, most=1))
+    assert as_json("dlq", "show", newest.id)["task_id"] == newest.id
+    for given in (newest.id[:-1], oldest.id, records[0][:-3]):
+        assert "pass the whole id of the record" in penstock("dlq", "show", given, code=2).stderr
+        assert "pass the whole id of the record" in penstock("dlq", "edit", given, "--payload", "{}", code=2).stderr
+    assert as_json("dlq", "show", records[0])["task_id"] == oldest.id
+
+
+def test_some_are_purged_by_their_ids_without_reading_the_others(
+    penstock: Command, as_rows: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(6):
+        task = Task(kind="render", id=f"{n}")
+        queue.client.call("d", "XADD", "orders_dlq", f"{n + 1}000-0", "data", task.id, "dlq_reason", "fatal")
+    pages, page = list[Any](), DeadLetterStreams._page
+
+    def counted(self: DeadLetterStreams, *args: Any) -> Any:
+        found = page(self, *args)
+        pages.extend(found.items)
+        return found
+
+    monkeypatch.setattr(DeadLetterStreams, "_page", counted)
+    assert "deleted 2" in penstock("dlq", "purge", "3000-0", "4000-0", "--yes").stdout
+    assert {letter.id for letter in pages} == {"3000-0", "4000-0"}
+    assert [row["id"] for row in as_rows("dlq", "ls")] == ["1000-0", "2000-0", "5000-0", "6000-0"]
+
+
 def test_a_dry_run_changes_nothing(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
     dead_letter(), dead_letter()
     assert as_json("queue", "dlq", "retry", "--dry-run")["redriven"] == 2

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import ConnectionLost
 from penstock.sync.tasks import Priority, RedisTaskQueue, Result, Status, Task
 from tests.cli.conftest import Command
+from tests.helpers.commands import call
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -34,6 +36,20 @@ def test_the_result_is_shown_when_it_is_there(
     queue.push_result(Result(task_id=task_id, kind="render", data={"pages": 3}))
     assert json.loads(penstock("task", "result", task_id).stdout) == {"pages": 3}
     assert as_json("task", "wait", task_id)["data"] == {"pages": 3}
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("the connection broke"), KeyboardInterrupt()])
+def test_a_task_whose_result_cannot_be_waited_for_is_named(
+    queue: RedisTaskQueue, redis_url: str, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(RedisTaskQueue, "wait_for_result", fail)
+    shown = call("task", "send", "render", "--wait", "1m", "-q", "--url", redis_url)
+    assert shown.exit_code in {1, 130}
+    [task] = queue.list_tasks()
+    assert f"`penstock task wait {task.id}`" in shown.stderr
 
 
 def test_a_task_is_waited_for_by_the_beginning_of_its_id(

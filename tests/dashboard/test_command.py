@@ -45,8 +45,9 @@ def test_a_signal_ends_it_while_a_browser_looks(redis_url: str, number: signal.S
         assert "Traceback" not in process.stderr.read()
 
 
-def test_on_other_addresses_it_makes_a_token_and_prints_it(redis_url: str) -> None:
-    with started(redis_url, "--host", "0.0.0.0") as (_, address):
+@pytest.mark.parametrize("options", [(), ("-q",)], ids=["", "quiet"])
+def test_on_other_addresses_it_makes_a_token_and_prints_it(redis_url: str, options: tuple[str, ...]) -> None:
+    with started(redis_url, "--host", "0.0.0.0", *options) as (_, address):
         here = address.replace("0.0.0.0", "127.0.0.1")
         assert httpx.get(here.partition("/login")[0] + "/streams.json").status_code == 401
         assert httpx.get(here).status_code == 303

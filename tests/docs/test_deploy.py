@@ -31,6 +31,7 @@ METRIC = re.compile(r"\b(?:penstock|queue)_[a-z_]+\b")
 LABEL = re.compile(r"""(\w+) *(?:=~|!~|!=|=) *["']""")
 BY = re.compile(r"\bby *\(([^)]*)\)")
 SHOWN = re.compile(r"\{\{ *(?:\$labels\.)?(\w+) *\}\}")
+EXCLUDED = re.compile(r"""unless ignoring \(([^)]*)\) label_replace\((\w+), "(\w+)", "\$1", "(\w+)", "\(\.\*\)"\)""")
 COMMANDS = dict(cli_reference.leaves(typer.main.get_command(app)))
 
 
@@ -132,8 +133,20 @@ def test_every_metric_that_is_asked_for_is_served_with_its_labels(
     labels = {*LABEL.findall(expression), *SHOWN.findall(shown)}
     for grouped in BY.findall(expression):
         labels |= {label.strip() for label in grouped.split(",")}
-    for metric in named:
+    for metric in named - {excluded for _, excluded, *_ in EXCLUDED.findall(expression)}:
         assert labels <= served[metric], f"{place} asks for labels that {metric} does not have"
+
+
+def test_readers_by_ids_are_told_from_groups_that_are_late(served: dict[str, set[str]]) -> None:
+    rules = {
+        rule["alert"]: rule["expr"] for rule in documents(DEPLOY / "prometheus/alerts.yml")[0]["groups"][0]["rules"]
+    }
+    for alert in ("PenstockUnreadTooOld", "PenstockBacklogGrows"):
+        [(ignored, reader, label, source)] = EXCLUDED.findall(rules[alert])
+        [group] = set(METRIC.findall(rules[alert])) - {reader, "penstock_group_drain_seconds"}
+        # Series exclude one another if their labels are the same but for those that are ignored.
+        assert served[reader] | {label} == served[group] | {each.strip() for each in ignored.split(",")}
+        assert source in served[reader]
 
 
 @pytest.mark.parametrize(

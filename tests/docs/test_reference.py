@@ -27,6 +27,11 @@ from tests.docs.pages import ROOT, prose, table_column
 
 REFERENCE = ROOT / "docs" / "reference"
 REQUIRED = inspect.Parameter.empty
+# What other parts of Penstock use of a StreamClient.
+INTERNAL = {
+    "abandon", "call", "connection", "dedicated", "kill_abandoned", "leave", "load", "masters", "ready", "refresh",
+    "rest", "run", "to_masters",
+}  # fmt: skip
 # What a queue takes where nothing was passed.
 STANDS_FOR = {
     "get_deduplication_key": "SHA-256",
@@ -220,25 +225,13 @@ def test_every_field_of_a_value_is_named(page: str, value: type) -> None:
     ],
 )
 def test_every_method_is_named(page: str, kind: type) -> None:
-    internal = (
-        {
-            "abandon",
-            "call",
-            "connection",
-            "dedicated",
-            "kill_abandoned",
-            "leave",
-            "load",
-            "masters",
-            "ready",
-            "refresh",
-            "rest",
-            "run",
-            "to_masters",
-        }
-        if kind is penstock.StreamClient
-        else set()
-    )
+    internal = INTERNAL if kind is penstock.StreamClient else set()
     methods = {name for name in vars(kind) if not name.startswith("_")} - internal
     text = (REFERENCE / page).read_text()
     assert {name for name in methods if not re.search(rf"`(?:\w+\.)?(?:await )?{name}\b", text)} == set()
+
+
+@pytest.mark.parametrize("kind", [penstock.StreamClient, penstock.sync.StreamClient])
+def test_help_tells_which_methods_of_a_client_are_for_programs(kind: type) -> None:
+    told = set(re.findall(r"`(\w+)", kind.__doc__ or ""))
+    assert told == {name for name in vars(kind) if not name.startswith("_")} - INTERNAL

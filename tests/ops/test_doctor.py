@@ -30,7 +30,7 @@ async def test_findings_name_the_fix_and_a_page_that_exists(
     checks = {finding.check for finding in found}
     assert {"persistence", "keyspace-events", "no-consumer", "unknown-kind"} <= checks
     assert "pinned" not in checks, "of a group without consumers one finding is enough"
-    assert "1 tasks that require gpu wait, and no worker provides gpu" in {finding.what for finding in found}
+    assert "1 task that requires gpu waits, and no worker provides gpu" in {finding.what for finding in found}
     severities = [finding.severity for finding in found]
     assert severities == sorted(severities, key=[Severity.ERROR, Severity.WARNING, Severity.INFO].index)
     for finding in found:

@@ -39,6 +39,20 @@ async def test_pending_messages_are_filtered(inspector: Inspector, raw: redis.Re
         await inspector.pending.page(STREAM, "nobody")
 
 
+async def test_a_stream_that_does_not_exist_is_told_from_a_group_that_does_not(inspector: Inspector) -> None:
+    pending, missing = inspector.pending, "stream 'nothing' does not exist"
+    with pytest.raises(NotFound, match=missing):
+        await pending.page("nothing", GROUP)
+    with pytest.raises(NotFound, match=missing):
+        await pending.claim("nothing", GROUP, ["1-0"], "somebody")
+    with pytest.raises(NotFound, match=missing):
+        await pending.retry("nothing", GROUP, ["1-0"])
+    with pytest.raises(NotFound, match=missing):
+        await pending.dead_letter("nothing", GROUP, ["1-0"], dead_letters="orders_dlq")
+    with pytest.raises(NotFound, match=missing):
+        await inspector.groups.consumers("nothing", GROUP)
+
+
 async def test_the_work_for_one_page_is_bounded(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

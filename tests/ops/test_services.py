@@ -12,6 +12,7 @@ from penstock.errors import NotFound
 from penstock.keys import BalancerKeys
 from penstock.ops import Inspector
 from penstock.redis.scripts import script
+from tests.helpers.round_trips import count_round_trips
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -80,6 +81,18 @@ async def test_a_heartbeat_right_after_the_release_takes_nothing_back(client: St
             beat = [keys.group, first.id, 2_000, 3_000, 1, 0, 10_000, 1, owned.id_in_lbs]
             both.eval(script("balancer/beat").source, 3, keys.stream, keys.peers, owned.lock, *beat)
             assert both.execute() == [1, [owned.id_in_lbs.encode()]]
+
+
+async def test_many_services_are_listed_in_few_round_trips(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(30):
+        raw.xgroup_create(f"svc{n:02}-input", f"svc{n:02}-group", "0", mkstream=True)
+        await StreamBalancer(client, f"svc{n:02}", id="producer").add_stream("session-1")
+    one_by_one = [await inspector.services.info(f"svc{n:02}") for n in range(30)]
+    trips = count_round_trips(monkeypatch, await client.connection(""))
+    assert await inspector.services.all() == one_by_one
+    assert len(trips) < 15, "none for each of the services"
 
 
 async def test_an_unknown_service_is_not_found(inspector: Inspector, raw: redis.Redis) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import redis
 
-import penstock.ops.batches as batches_module
+import penstock.redis.batches as batches_module
 from penstock import (
     DeadLetters,
     Protection,

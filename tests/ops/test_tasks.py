@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.errors import ConfigurationError, NotFound
 from penstock.ops import Inspector, TaskState
 from penstock.tasks import Handlers, RedisTaskQueue, Result, Task, Worker
 from tests.helpers.aio import eventually, join, start
+from tests.helpers.round_trips import count_round_trips
 
 pytestmark = pytest.mark.usefixtures("default_server")
 QUEUE = "jobs"
@@ -55,6 +57,35 @@ async def test_tasks_are_listed_by_their_state(inspector: Inspector, queue: Redi
     assert await inspector.tasks.names() == [QUEUE]
     with pytest.raises(ConfigurationError, match="state='dead'"):
         await inspector.tasks.tasks(QUEUE, TaskState.DEAD)
+
+
+async def test_the_numbers_of_many_queues_take_few_round_trips(
+    client: StreamClient, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(40):
+        queue = RedisTaskQueue(client, f"jobs-{n:02}")
+        await queue.enqueue_many(
+            [Task(kind="a", requires=frozenset({"gpu"} if n == 3 else ())) for _ in range(n % 5 + 1)]
+        )
+        if n % 2:  # the others have no group yet
+            task = await queue.pop()
+            assert task is not None
+            await queue.nack(task.id, delay=60)
+            await queue.pop(block=False)
+    one_by_one = [await inspector.tasks.info(name) for name in await inspector.tasks.names()]
+    trips = count_round_trips(monkeypatch, await client.connection(""))
+    found = await inspector.tasks.all()
+    assert len(trips) < 12, "none for each of the queues"
+    assert [replace(each, longest_idle_s=0) for each in found] == [
+        replace(each, longest_idle_s=0) for each in one_by_one
+    ]
+    assert [(each.queued, each.running, each.waiting) for each in found[:4]] == [
+        (1, 0, 0),
+        (0, 1, 1),
+        (3, 0, 0),
+        (2, 1, 1),
+    ]
+    assert [each.name for each in await inspector.tasks.all(["jobs-01", "gone", "jobs-00"])] == ["jobs-01", "jobs-00"]
 
 
 async def test_a_page_of_tasks_is_full_where_several_lanes_have_some(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import ConsumerConfig
-from penstock.errors import AuthenticationFailed, ConfigurationError, ConnectionFailed, PermissionDenied
+from penstock.errors import AuthenticationFailed, ConfigurationError, ConnectionFailed, PermissionDenied, ServerError
 from penstock.redis.embedded import EmbeddedServer, free_port
 from penstock.testing import FaultProxy
 from tests.redis.halves import Half
@@ -138,6 +138,17 @@ def test_a_refused_login_is_an_authentication_error_without_the_password(
     with pytest.raises(AuthenticationFailed, match=f"127.0.0.1:{locked.port} rejected the credentials") as refused:
         half.do(client.ping)
     assert CANARY not in whole_text(refused.value)
+
+
+def test_a_database_that_the_server_does_not_have_is_told_with_the_remedy(
+    half: Half, start_server: Callable[..., EmbeddedServer]
+) -> None:
+    server = start_server(port=0, options={"databases": "2"})
+    with pytest.raises(ServerError, match=rf"127.0.0.1:{server.port} does not have this database .*`databases`"):
+        half.do(half.client(host="127.0.0.1", port=server.port, db=2).ping)
+    member = start_server(port=0, options={"cluster-enabled": "yes"})
+    with pytest.raises(ServerError, match=r"does not have this database .*redis\+cluster://"):
+        half.do(half.client(host="127.0.0.1", port=member.port, db=1).ping)
 
 
 @pytest.mark.parametrize("how", ["cluster", "sentinel"])

@@ -209,6 +209,19 @@ def test_tasks_of_a_kind_that_no_worker_knows_are_found() -> None:
     assert "7 tasks of kind 'render'" in finding.what
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "what"),
+    [
+        ("orders", StreamKind.STREAM, "1 message waits, "),
+        ("jobs.tasks.normal:kind=render", StreamKind.TASKS, "1 task of kind 'render' waits, "),
+        ("jobs.tasks.low:requires=gpu", StreamKind.TASKS, "1 task that requires gpu waits, "),
+    ],
+)
+def test_a_single_message_is_told_in_the_singular(name: str, kind: StreamKind, what: str) -> None:
+    [finding] = findings.without_live_consumers([stream(name, kind, group(Lag(1, 1_000.0)))], [])
+    assert finding.what.startswith(what)
+
+
 def test_tasks_that_require_what_no_worker_provides_are_found() -> None:
     lane = stream("jobs.tasks.low:requires=disk,gpu", StreamKind.TASKS, group())
     [finding] = findings.without_live_consumers([lane], [])

@@ -53,7 +53,7 @@ def dashboard(
 def _announce(address: str, token: str | None, is_new: bool, allow_actions: bool) -> None:
     # Who chose the token knows it; printed, it would end up in the logs of services and containers.
     login = f"/login?token={token}" if is_new else "/login" if token else "/"
-    say(f"dashboard on {address}{login} ({'actions allowed' if allow_actions else 'read-only'})")
+    say(f"dashboard on {address}{login} ({'actions allowed' if allow_actions else 'read-only'})", is_needed=is_new)
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,9 @@ from penstock.cli.options import (
 )  # fmt: skip
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError, NotFound
+from penstock.ids import is_id, parse
 from penstock.ops.model import DeadLetterFilter, DeadLetterInfo
-from penstock.shown import to_json
+from penstock.shown import command_line, to_json
 from penstock.sync.ops import Inspector
 
 _FEW = 20  # whole dead letters that are in memory together
@@ -130,16 +132,19 @@ def _letters(
 
 def _by_id(inspector: Inspector, streams: Sequence[str], given: str) -> tuple[str, str]:
     """Return stream and id of the record that an id, the id of its task, or the beginning of one of these means."""
-    for stream in streams:
-        try:
+    for stream in streams if is_id(given) else ():
+        with suppress(NotFound):
             return stream, inspector.dead_letters.show(stream, given, max_value_bytes=64).id
-        except NotFound:
-            continue
-    places: dict[str, tuple[str, str]] = {}
-    for letter in _letters(inspector, dict.fromkeys(streams, DeadLetterFilter()), size=64):
-        for name in filter(None, (letter.id, letter.task_id)):
-            if name.startswith(given):
-                places[name] = (letter.stream, letter.id)
+    places, unfinished = dict[str, tuple[str, str]](), list[str]()
+    for stream in streams if given else ():
+        found, is_complete = inspector.dead_letters.begin_with(stream, given)
+        places |= {name: (stream, record_id) for name, record_id in found.items()}
+        unfinished += [] if is_complete else [stream]
+    if unfinished and given not in places:  # an older one may begin like this, too
+        raise ConfigurationError(
+            f"{unfinished[0]} has too many dead letters to look for {given!r} in all of them: pass the whole id of the "
+            f"record, which {command_line('dlq ls --queue', unfinished[0])} shows"
+        )
     return places[the_one(given, places, "dead letter")]
 
 
@@ -159,7 +164,14 @@ def _chosen(
             continue
         before = choice.get(stream, matching)
         choice[stream] = replace(before, ids=before.ids | {record_id})
-    return choice, missing
+    return {stream: _between(matching) for stream, matching in choice.items()}, missing
+
+
+def _between(matching: DeadLetterFilter) -> DeadLetterFilter:
+    """Return the same filter with the times between which its records were written: only these are read."""
+    times = [parse(record_id)[0] for record_id in matching.ids]
+    until_ms = max(times) if matching.until_ms is None else min(matching.until_ms, max(times))
+    return replace(matching, since_ms=max(matching.since_ms, min(times)), until_ms=until_ms)
 
 
 def _as_of_now(inspector: Inspector, choice: Choice) -> Choice:

@@ -20,7 +20,7 @@ _FINDINGS: Columns = {
     "check": "check",
     "where": "where",
     "what": "what",
-    "fix": lambda each: f"{each.fix} ({each.page})" if each.link else each.fix,
+    "fix": lambda each: f"{each.fix} (see {each.page})" if each.link else each.fix,
 }
 
 

@@ -34,9 +34,12 @@ def cell(value: object) -> Text:
 _is_quiet = False
 
 
-def say(text: object) -> None:
-    """Print a message about a command, to standard error; what it was asked for goes to standard output."""
-    if not _is_quiet:
+def say(text: object, *, is_needed: bool = False) -> None:
+    """Print a message about a command, to standard error; what it was asked for goes to standard output.
+
+    A quiet command prints only what is needed: without it, the command would be of no use.
+    """
+    if is_needed or not _is_quiet:
         _write_line(shown_lines(text))
 
 

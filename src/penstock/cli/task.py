@@ -15,7 +15,7 @@ from penstock.cli.options import FROM_SETTINGS, AsJson, Kind, Limit, QueueName, 
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError, NotFound
 from penstock.ops.model import TaskInfo, TaskState
-from penstock.shown import shown, to_json
+from penstock.shown import command_line, shown, to_json
 from penstock.sync.ops import Inspector
 from penstock.task import Priority, Result, Status, Task
 
@@ -77,7 +77,12 @@ def send(
     with server.task_queue(queue) as opened:
         added = opened.enqueue(task, delay=delay, at=None if at is None else ids.moment(at))
         if wait is not None:
-            _show(opened.wait_for_result(added, wait), added, as_json)
+            try:
+                found = opened.wait_for_result(added, wait)
+            except BaseException:
+                print_error(f"sent task {added}; wait for its result with {command_line('task wait', added)}")
+                raise
+            _show(found, added, as_json)
             return
     print(to_json({"id": added, "is_new": added == task.id}) if as_json else shown(added))
 

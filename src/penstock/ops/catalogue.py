@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -13,10 +13,10 @@ from penstock import envelope, ids
 from penstock.errors import ConfigurationError, GroupLost, NotFound, PenstockError, ServerError
 from penstock.keys import StreamKeys, TaskKeys, check_name, is_utf8
 from penstock.keys.stream_names import queue_log, service_of, source_of_dead_letters, task_stream
-from penstock.ops.batches import ask, run_many
 from penstock.ops.model import StreamKind
 from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.aio import Reply
+from penstock.redis.batches import ask, run_many
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import stream_keys
 from penstock.shown import command_line
@@ -60,20 +60,6 @@ class Look:
         return self.length > 0 and not self.last_id
 
 
-@contextmanager
-def group_must_exist(stream: str, group: str) -> Iterator[None]:
-    """Raise NotFound where the server says that there is no such stream or group."""
-    check_name("group", group)
-    try:
-        yield
-    except (GroupLost, ServerError) as error:
-        if isinstance(error, ServerError) and "no such key" not in str(error):
-            raise
-        raise NotFound(
-            f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
-        ) from None
-
-
 def missing_stream(name: str) -> NotFound:
     """Return the error for a stream that does not exist."""
     return NotFound(f"stream {name!r} does not exist; list streams with `penstock stream ls`")
@@ -109,6 +95,22 @@ class Catalogue:
         """Return the load balancer streams, which have no prefix: streams that are called and read like one."""
         found = await stream_keys(self._client, "*-input") if self._client.prefix else await self.names("*-input")
         return [name for name in found if service_of(name)]
+
+    @asynccontextmanager
+    async def group_must_exist(self, stream: str, group: str) -> AsyncIterator[None]:
+        """Raise NotFound where the server says that there is no such stream or group."""
+        check_name("group", group)
+        try:
+            yield
+        except (GroupLost, ServerError) as error:
+            if isinstance(error, ServerError) and "no such key" not in str(error):
+                raise
+            key = self.keys(stream).stream
+            if not await self._client.call(key, "EXISTS", key):
+                raise missing_stream(stream) from None
+            raise NotFound(
+                f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
+            ) from None
 
     async def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS) -> dict[str, Look]:
         """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""

@@ -42,6 +42,7 @@ from penstock.times import LAST_MS
 EVERYTHING = DeadLetterFilter()
 _PAGE = 100  # records with tracebacks that one script reads
 _SHORT = 512  # bytes of a payload that is not shown
+MOST_LOOKED_AT = 100_000  # among which a task, or the beginning of an id, is looked for: a few seconds
 _TOGETHER = 100  # ids that one command deletes
 
 
@@ -184,16 +185,42 @@ class DeadLetterStreams:
     async def show(self, stream: str, record_id: str, *, max_value_bytes: int = 1 << 20) -> DeadLetterInfo:
         """Return one dead letter, by the id of its record or of its task; raise NotFound if there is none."""
         place = await self._find(stream)
-        if ids.is_id(record_id):
-            row = await read_entry(self._client, place.key, record_id, max_value_bytes)
+        named, is_complete = {record_id: record_id}, True
+        if not ids.is_id(record_id):
+            named, is_complete = await self._begin_with(place, record_id, MOST_LOOKED_AT)
+        if record_id in named:
+            row = await read_entry(self._client, place.key, named[record_id], max_value_bytes)
             if row is not None:
                 return letter_of(place.stream, row, self._client.protection)
-        else:
-            async for letter in self._scan(place, DeadLetterFilter(ids=frozenset({record_id})), max_value_bytes):
-                return letter
+        if not is_complete:
+            raise NotFound(
+                f"{place.stream!r} has no dead letter {record_id!r} among its newest {MOST_LOOKED_AT:,}; pass the id "
+                "of its record, which `penstock dlq ls` shows"
+            )
         raise NotFound(
             f"{place.stream!r} has no dead letter {record_id!r}: it was redriven or deleted, or never existed"
         )
+
+    async def begin_with(self, stream: str, text: str, *, most: int = MOST_LOOKED_AT) -> tuple[dict[str, str], bool]:
+        """Return the ids of records and tasks that begin with a text, each with that of its record, newest first.
+
+        The newest `most` are looked at; the second value is whether that is all of them.
+        """
+        return await self._begin_with(await self._find(stream), text, most)
+
+    async def _begin_with(self, place: _Place, text: str, most: int) -> tuple[dict[str, str], bool]:
+        found, cursor, looked_at = dict[str, str](), "", 0
+        while looked_at < most:
+            count = min(_PAGE, most - looked_at)
+            letters, cursor = await self._read(place, EVERYTHING, True, count, cursor, _SHORT)
+            looked_at += max(1, len(letters))
+            for letter in filter(place.holds, letters):
+                for name in filter(None, (letter.id, letter.task_id)):
+                    if name.startswith(text):
+                        found.setdefault(name, letter.id)
+            if not cursor:
+                return found, True
+        return found, False
 
     async def _scan(
         self, place: _Place, matching: DeadLetterFilter, max_value_bytes: int, fields: str = "", end: str = ""

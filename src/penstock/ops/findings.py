@@ -244,7 +244,7 @@ def pinned(info: RetentionInfo) -> list[Finding]:
             found.append(
                 Finding(
                     "pinned", Severity.WARNING, f"stream {info.stream}, group {pin.group}",
-                    f"keeps {count(info.length - info.finished)} entries from being trimmed: {why}",
+                    f"keeps {_some(info.length - info.finished, 'entry', 'entries')} from being trimmed: {why}",
                     f"start its consumers{'' if is_of_queue else delete}", _RETENTION,
                 )
             )  # fmt: skip
@@ -287,8 +287,8 @@ def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consume
     ]
 
 
-def _some(number: int, noun: str) -> str:
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+def _some(number: int, noun: str, plural: str = "") -> str:
+    return f"{count(number)} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def _wait_for_retry(held: int, group: GroupInfo | None) -> bool:
@@ -355,7 +355,8 @@ def without_live_consumers(streams: Sequence[StreamInfo], consumers: Sequence[Co
                 continue
             lane, check, severity = _lane_of(stream), "no-consumer", Severity.ERROR
             waited = duration(group.lag.age_s)
-            what = f"{count(group.lag.count)} messages wait, the oldest for {waited}, and no consumer is alive"
+            wait = "waits" if group.lag.count == 1 else "wait"
+            what = f"{_some(group.lag.count, 'message')} {wait}, the oldest for {waited}, and no consumer is alive"
             fix, link = "start a consumer of the group", "how-to/deploy-many-workers.md"
             if stream.kind is StreamKind.STREAM:
                 if group.kind is GroupKind.POSITION:
@@ -363,11 +364,13 @@ def without_live_consumers(streams: Sequence[StreamInfo], consumers: Sequence[Co
                 fix += f", or, if it is not needed, {command_line('group delete', stream.name, group.name)}"
             elif lane.kind is not None:
                 check, link = "unknown-kind", "how-to/worker.md"
-                what = f"{count(group.lag.count)} tasks of kind {lane.kind!r} wait, and no worker handles this kind"
+                tasks = _some(group.lag.count, "task")
+                what = f"{tasks} of kind {lane.kind!r} {wait}, and no worker handles this kind"
                 fix = "start a worker with a handler for this kind, or cancel the tasks"
             elif lane.requires:
                 needed, link = ",".join(sorted(lane.requires)), "how-to/worker.md"
-                what = f"{count(group.lag.count)} tasks that require {needed} wait, and no worker provides {needed}"
+                tasks = f"{_some(group.lag.count, 'task')} that require{'s' if group.lag.count == 1 else ''}"
+                what = f"{tasks} {needed} {wait}, and no worker provides {needed}"
                 fix = f"start a worker with --capabilities {shlex.quote(needed)}, or cancel the tasks"
             found.append(Finding(check, severity, f"stream {stream.name}, group {group.name}", what, fix, link))
     return found
@@ -389,7 +392,7 @@ def unbounded_dead_letters(found: Sequence[DeadLetterStreamInfo], now_ms: int) -
             findings.append(
                 Finding(
                     "dead-letters", Severity.WARNING, f"stream {each.stream}",
-                    f"{count(each.count)} dead letters, the oldest {age_s / 86_400:.0f} days old",
+                    f"{_some(each.count, 'dead letter')}, the oldest {_some(round(age_s / 86_400), 'day')} old",
                     f"inspect them with {ls}; redrive or purge them, and set dead_letter_limits",
                     "how-to/dead-letters.md",
                 )

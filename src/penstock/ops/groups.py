@@ -11,7 +11,7 @@ from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, Look, group_must_exist, missing_stream
+from penstock.ops.catalogue import Catalogue, Look, missing_stream
 from penstock.ops.lag import GroupPosition, added_since, rates
 from penstock.ops.model import (
     Consumer,
@@ -118,7 +118,7 @@ class Groups:
         """
         check_number("limit", limit)
         key = self._catalogue.keys(stream).stream
-        with group_must_exist(stream, group):
+        async with self._catalogue.group_must_exist(stream, group):
             rows = await self._client.call(key, "XINFO", "CONSUMERS", key, group)
         found = [
             consumer

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from penstock import ids
 from penstock.errors import PenstockError, ServerError
 from penstock.model import Lag
-from penstock.ops.batches import run_many
 from penstock.ops.catalogue import GroupLook, Look
+from penstock.redis.batches import run_many
 from penstock.redis.client import StreamClient
 
 _FEW = 200  # entries that are counted from each end first: enough for most groups

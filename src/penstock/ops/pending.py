@@ -9,11 +9,11 @@ from penstock.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.ops.batches import ask
-from penstock.ops.catalogue import Catalogue, checked_id, group_must_exist
+from penstock.ops.catalogue import Catalogue, checked_id
 from penstock.ops.model import Page, Pending
 from penstock.policy import Reason
 from penstock.redis.aio import Reply
+from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
 from penstock.redis.packing import Command
 from penstock.redis.reading import Question
@@ -63,7 +63,7 @@ class PendingMessages:
     async def _rows(self, stream: str, group: str, start: str, count: int, consumer: str | None) -> list[Row]:
         key = self._catalogue.keys(stream).stream
         of = (check_name("consumer", consumer),) if consumer is not None else ()
-        with group_must_exist(stream, group):
+        async with self._catalogue.group_must_exist(stream, group):
             rows: list[Row] = await self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
         return rows
 
@@ -109,7 +109,7 @@ class PendingMessages:
                 *map(checked_id, ids[start : start + MAX_IDS]),
                 "JUSTID",
             )
-            with group_must_exist(stream, group):
+            async with self._catalogue.group_must_exist(stream, group):
                 reply: Reply = await self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
             claimed += [entry_id.decode() for entry_id in reply]
         return claimed
@@ -124,7 +124,7 @@ class PendingMessages:
         for start in range(0, len(ids), MAX_IDS):
             args: list[str | int] = [group, min_idle_ms, *map(checked_id, ids[start : start + MAX_IDS])]
             names = [keys.stream, keys.retries(group)]
-            with group_must_exist(stream, group):
+            async with self._catalogue.group_must_exist(stream, group):
                 reply: Reply = await self._client.run("ops/retry", names, args, Repeat.IDEMPOTENT)
             due += [entry_id.decode() for entry_id in reply]
         return due
@@ -141,7 +141,7 @@ class PendingMessages:
             raise ConfigurationError(f"dead_letters={dead_letters!r} is the stream itself: name another stream")
         gone: list[str] = []
         for entry_id in map(checked_id, ids):
-            with group_must_exist(stream, group):
+            async with self._catalogue.group_must_exist(stream, group):
                 rows = await self._client.call(keys.stream, "XPENDING", keys.stream, group, entry_id, entry_id, 1)
             if not rows:
                 continue

@@ -8,7 +8,6 @@ from penstock import ids
 from penstock.delivery.janitor import count_after
 from penstock.errors import PenstockError
 from penstock.number_checks import check_number
-from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue, GroupLook, Look, kind_of, missing_stream
 from penstock.ops.groups import consumers_of
 from penstock.ops.lag import measure
@@ -23,6 +22,7 @@ from penstock.ops.model import (
     TrimReport,
 )
 from penstock.ops.streams import group_kind
+from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 

@@ -12,13 +12,13 @@ from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
-from penstock.ops.batches import ask, number_or
 from penstock.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of, missing_stream
 from penstock.ops.entries import EntryRange, read_entries, read_entry
 from penstock.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
 from penstock.ops.payloads import Row, fields_of, shown
 from penstock.redis.aio import Reply
+from penstock.redis.batches import ask, number_or
 from penstock.redis.client import StreamClient
 
 ARCHIVE_GROUP = "penstock-archive"

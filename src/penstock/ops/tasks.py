@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from penstock import envelope, ids
 from penstock.errors import ConfigurationError, DecodeError, GroupLost, NotFound
 from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
-from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.ops.entries import EntryRange, read_entries
 from penstock.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
 from penstock.ops.payloads import Row
+from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.task import Result, Status, Task, check_id, decode_result
 from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
+from penstock.tasks.gauges import read_gauges
 from penstock.tasks.lanes import suffix_of
+from penstock.tasks.listed import QueueGauges
 from penstock.tasks.redis_queue import RedisTaskQueue
 
 _LARGEST = 1 << 20  # bytes of a task that is shown
@@ -38,33 +39,16 @@ class TaskQueues:
 
     async def all(self, names: Sequence[str] | None = None) -> list[TaskQueueInfo]:
         """Return the numbers of all task queues, or of those with these names; one that is gone is left out."""
-        found: list[TaskQueueInfo] = []
-        for name in await self.names() if names is None else names:
-            with suppress(NotFound):  # it was deleted since its name was read
-                found.append(await self.info(name))
-        return found
+        keys = [(name, self._keys(name)) for name in (await self.names() if names is None else names)]
+        present = await ask(self._client, [(each.lanes, ("EXISTS", each.lanes)) for _, each in keys])
+        there = [each for each, reply in zip(keys, present, strict=True) if reply == 1]
+        return [_queue_info(found) for found in await read_gauges(self._client, there)]
 
     async def info(self, queue: str) -> TaskQueueInfo:
         """Return the numbers of one queue; raise NotFound if there is none."""
         await self._lanes(queue)
-        found = await RedisTaskQueue(self._client, queue).gauges()
-        running, waiting = sum(lane.in_hand for lane in found.lanes), sum(lane.waiting for lane in found.lanes)
-        return TaskQueueInfo(
-            name=queue,
-            open=found.open,
-            queued=max(0, found.open - found.scheduled - running - waiting),
-            running=running,
-            waiting=waiting,
-            scheduled=found.scheduled,
-            dead=found.dead_letters,
-            results=found.results,
-            longest_idle_s=max((lane.idle_max_s for lane in found.lanes), default=0.0),
-            lanes=len(found.lanes),
-            open_by_kind=found.open_by_kind,
-            done_by_kind=found.acked,
-            dead_by_kind=found.dead,
-            dead_trimmed=found.dead_trimmed,
-        )
+        [found] = await read_gauges(self._client, [(queue, self._keys(queue))])
+        return _queue_info(found)
 
     def _keys(self, queue: str) -> TaskKeys:
         return TaskKeys.of(queue, self._client.prefix, self._client.is_cluster)
@@ -273,6 +257,26 @@ async def lanes_of(client: StreamClient, keys: TaskKeys, queue: str) -> list[str
     if not names:
         raise NotFound(f"task queue {queue!r} does not exist; list queues with `penstock queue ls`")
     return names
+
+
+def _queue_info(found: QueueGauges) -> TaskQueueInfo:
+    running, waiting = sum(lane.in_hand for lane in found.lanes), sum(lane.waiting for lane in found.lanes)
+    return TaskQueueInfo(
+        name=found.name,
+        open=found.open,
+        queued=max(0, found.open - found.scheduled - running - waiting),
+        running=running,
+        waiting=waiting,
+        scheduled=found.scheduled,
+        dead=found.dead_letters,
+        results=found.results,
+        longest_idle_s=max((lane.idle_max_s for lane in found.lanes), default=0.0),
+        lanes=len(found.lanes),
+        open_by_kind=found.open_by_kind,
+        done_by_kind=found.acked,
+        dead_by_kind=found.dead,
+        dead_trimmed=found.dead_trimmed,
+    )
 
 
 def _unknown(queue: str, task_id: str) -> TaskInfo:

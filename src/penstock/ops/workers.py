@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from penstock.errors import PenstockError
 from penstock.number_checks import check_number
-from penstock.ops.batches import ask
 from penstock.ops.catalogue import Catalogue
 from penstock.ops.groups import consumers_of
 from penstock.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
+from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
 
 

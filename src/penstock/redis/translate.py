@@ -68,6 +68,13 @@ _SAYS: dict[type[errors.PenstockError], str] = {
 }
 
 
+# What the server says about the database of the URL.
+_NO_DATABASE = {
+    "DB index is out of range": "its setting `databases` is the number of databases, counted from 0; use a smaller "
+    "number at the end of the URL",
+    "SELECT is not allowed in cluster mode": "a cluster has only database 0; leave the number at the end of the URL "
+    "out, and use redis+cluster://",
+}
 # What redis-py raises while it logs in.
 _AT_LOGIN: tuple[tuple[tuple[type[Exception], ...], type[errors.PenstockError], str], ...] = (
     (
@@ -108,6 +115,9 @@ def connect_error(error: BaseException, where: str) -> errors.PenstockError:
         if isinstance(error, kinds):
             return made(f"Redis at {where} {says}: {error}")
     if isinstance(error, driver.ResponseError):
+        remedy = next((says for text, says in _NO_DATABASE.items() if text in str(error)), None)
+        if remedy is not None:
+            return errors.ServerError(f"Redis at {where} does not have this database ({error}): {remedy}")
         return error_reply(str(error))
     return errors.ConnectionFailed(_why_not(error, where))
 

@@ -19,7 +19,7 @@ from penstock.redis.retry import Repeat
 from penstock.redis.scripts import steps
 from penstock.task import Result, Task, encode
 from penstock.tasks.handlers import Limits
-from penstock.tasks.lanes import DEFAULT, Lane, TaskFilter, suffix_of
+from penstock.tasks.lanes import Lane, TaskFilter, lanes_in, suffix_of
 from penstock.tasks.result_store import stored
 
 _PAGE = 1_000
@@ -242,8 +242,7 @@ class LaneRegistry:
 
     async def _listed(self) -> dict[Lane, None]:
         names = await self.client.call(self.keys.lanes, "SMEMBERS", self.keys.lanes)
-        parsed = [Lane.parse(name.decode(errors="replace")) for name in names]
-        return dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
+        return lanes_in(names)
 
     async def look(self) -> None:
         """Look up the lanes now."""

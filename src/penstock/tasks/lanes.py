@@ -62,6 +62,12 @@ class Lane:
 DEFAULT = Lane()
 
 
+def lanes_in(members: Iterable[bytes]) -> dict[Lane, None]:
+    """Return the lanes that a queue names, in order; the default one is always there."""
+    parsed = [Lane.parse(name.decode(errors="replace")) for name in members]
+    return dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
+
+
 class TaskFilter:
     """Which tasks a worker can do: of these kinds, and requiring only what it provides; None = whatever there is."""
 

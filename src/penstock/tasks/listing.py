@@ -1,4 +1,4 @@
-"""What is in a queue, for operators: its tasks, and its numbers."""
+"""The tasks in a queue, for operators."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from penstock import envelope
 from penstock.errors import GroupLost
 from penstock.redis.packing import Command
 from penstock.redis.reading import pages, read_all
-from penstock.redis.retry import Repeat
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.tasks.lanes import reading_order
-from penstock.tasks.listed import LaneGauges, PendingTask, QueueGauges
+from penstock.tasks.listed import PendingTask
 
 _PAGE = 500
-_COUNTED_PAGE, _COUNTED_PAGES = 1_000, 10  # pending entries whose idle times are read
 _LOOKED_AT = 64  # tasks per request, because they may be large
 
 
@@ -98,50 +96,6 @@ class TaskListing:
                 waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
                 found.append(PendingTask(task, row[1].decode(), int(row[2]), waits_ms))
         return found
-
-    async def gauges(self, name: str) -> QueueGauges:
-        """Return the numbers of the queue; the cost does not grow with what was done before."""
-        keys = self._keys
-        questions = [
-            ("HGETALL", keys.counts), ("HLEN", keys.index), ("ZCARD", keys.due), ("XLEN", keys.dead),
-            ("HLEN", keys.done),
-        ]  # fmt: skip
-        flat, *numbers = await read_all(self._client, keys.index, questions)
-        is_open, scheduled, dead_letters, results = map(int, numbers)
-        by_what: dict[str, dict[str, int]] = {"added": {}, "acked": {}, "dead": {}, "redriven": {}}
-        dead_trimmed = 0
-        for field, value in zip(flat[::2], flat[1::2], strict=True):
-            what, _, kind = envelope.text(field).partition(":")
-            if what == "dead_trimmed":
-                dead_trimmed = envelope.number(value) or 0
-            elif what in by_what:
-                by_what[what][kind] = envelope.number(value) or 0
-        return QueueGauges(
-            name=name,
-            stream=keys.tasks().stream,
-            open=is_open,
-            scheduled=scheduled,
-            dead_letters=dead_letters,
-            results=results,
-            lanes=tuple([await self._lane_gauges(store) for store in await self._lanes.listed()]),
-            dead_trimmed=dead_trimmed,
-            **by_what,
-        )
-
-    async def _lane_gauges(self, store: LaneStore) -> LaneGauges:
-        in_hand = waiting = idle_ms = 0
-        start = "-"
-        for _ in range(_COUNTED_PAGES):
-            keys, args = [store.stream, store.retries], (store.commands.group, _COUNTED_PAGE, start)
-            try:
-                in_hand, waiting, longest_ms, further = await self._client.run("tasks/gauges", keys, args, Repeat.READ)
-            except GroupLost:
-                break  # nothing is pending; the next worker creates the group
-            idle_ms = max(idle_ms, int(longest_ms))
-            if not further:
-                break
-            start = further.decode()
-        return LaneGauges(store.stream, int(in_hand), int(waiting), idle_ms / 1000)
 
     def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:
         try:

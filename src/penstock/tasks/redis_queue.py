@@ -26,6 +26,7 @@ from penstock.settings import TaskQueueSettings
 from penstock.task import Result, Task, check_id
 from penstock.tasks.dead_tasks import DeadTasks
 from penstock.tasks.entries import TaskPublisher, when_due
+from penstock.tasks.gauges import read_gauges
 from penstock.tasks.handlers import Limits
 from penstock.tasks.in_flight import TasksInFlight
 from penstock.tasks.lane_store import Admission, LaneRegistry, LaneStore, Release, TaskDelivery
@@ -378,7 +379,8 @@ class RedisTaskQueue:
 
     async def gauges(self) -> QueueGauges:
         """Return the counts of the queue."""
-        return await self._listing.gauges(self.name)
+        [found] = await read_gauges(self.client, [(self.name, self.keys)])
+        return found
 
     async def close(self) -> None:
         """Close the connections; tasks that this object holds become orphans."""

@@ -219,6 +219,27 @@ def test_a_task_is_found_by_its_id_and_redriven(client: StreamClient, inspector:
     assert (inspector.tasks.status("jobs", task_id)).state == "queued"
 
 
+def test_ids_are_looked_for_among_the_newest(
+    client: StreamClient, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = RedisTaskQueue(client, "jobs")
+    for n in range(6):
+        queue.enqueue(Task(kind="a", id=f"task-{n}"))
+        queue.pop()
+        queue.dead_letter(f"task-{n}")
+    letters = (inspector.dead_letters.page("jobs")).items
+    monkeypatch.setattr(dead_letters_module, "_PAGE", 2)
+    found, is_complete = inspector.dead_letters.begin_with("jobs", "task-")
+    assert (found, is_complete) == ({letter.task_id: letter.id for letter in letters}, True)
+    found, is_complete = inspector.dead_letters.begin_with("jobs", letters[0].id[:5], most=4)
+    assert (found, is_complete) == ({letter.id: letter.id for letter in letters[:4]}, False)
+    monkeypatch.setattr(dead_letters_module, "MOST_LOOKED_AT", 4)
+    assert (inspector.dead_letters.show("jobs", "task-2")).id == letters[3].id
+    with pytest.raises(NotFound, match="no dead letter 'task-1' among its newest 4; pass the id of its record"):
+        inspector.dead_letters.show("jobs", "task-1")
+    assert (inspector.dead_letters.show("jobs", letters[-1].id)).task_id == "task-0"
+
+
 def test_a_stream_of_a_balanced_service_is_put_back(inspector: Inspector, raw: redis.Redis) -> None:
     raw.xadd("{svc-input}_dlq", {"lbs-input": '{"DataStreamName": "session"}', "dlq_reason": "max_deliveries"})
     assert (inspector.dead_letters.redrive("{svc-input}_dlq")).redriven == 1

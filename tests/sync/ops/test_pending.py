@@ -40,6 +40,20 @@ def test_pending_messages_are_filtered(inspector: Inspector, raw: redis.Redis) -
         inspector.pending.page(STREAM, "nobody")
 
 
+def test_a_stream_that_does_not_exist_is_told_from_a_group_that_does_not(inspector: Inspector) -> None:
+    pending, missing = inspector.pending, "stream 'nothing' does not exist"
+    with pytest.raises(NotFound, match=missing):
+        pending.page("nothing", GROUP)
+    with pytest.raises(NotFound, match=missing):
+        pending.claim("nothing", GROUP, ["1-0"], "somebody")
+    with pytest.raises(NotFound, match=missing):
+        pending.retry("nothing", GROUP, ["1-0"])
+    with pytest.raises(NotFound, match=missing):
+        pending.dead_letter("nothing", GROUP, ["1-0"], dead_letters="orders_dlq")
+    with pytest.raises(NotFound, match=missing):
+        inspector.groups.consumers("nothing", GROUP)
+
+
 def test_the_work_for_one_page_is_bounded(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

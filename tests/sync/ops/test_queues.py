@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import redis
 
 from penstock.errors import ConfigurationError, NotFound
 from penstock.sync import RedisMessageQueue, StreamClient
 from penstock.sync.ops import Inspector
+from tests.helpers.round_trips import count_round_trips
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -26,6 +30,27 @@ def test_a_queue_is_counted_and_purged(client: StreamClient, inspector: Inspecto
     assert inspector.queues.peek("mail", source="completed") == ["a"]
     assert inspector.queues.purge("mail") == 2
     assert (inspector.queues.stats("mail")).pending == 0
+
+
+def test_many_queues_are_counted_in_few_round_trips(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(30):
+        queue = RedisMessageQueue(f"mail-{n:02}", client=client)
+        queue.publish("a")
+        queue.publish("b")
+        with queue.process_message():
+            pass
+        if n % 2:  # then only a walk through the stream tells what is unread
+            raw.xgroup_create(f"mail-{n:02}", "others", "0")
+    one_by_one = [inspector.queues.stats(f"mail-{n:02}") for n in range(30)]
+    trips = count_round_trips(monkeypatch, client.connection(""))
+    found = inspector.queues.all()
+    assert len(trips) < 20, "none for each of the queues"
+    assert [replace(each, oldest_pending_s=0) for each in found] == [
+        replace(each, oldest_pending_s=0) for each in one_by_one
+    ]
+    assert {each.pending for each in found} == {1}
 
 
 def test_an_unknown_queue_is_not_found(client: StreamClient, inspector: Inspector) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 import redis
 
-import penstock.sync.ops.batches as batches_module
+import penstock.sync.redis.batches as batches_module
 from penstock.errors import ConfigurationError, NotFound, PermissionDenied, ServerBusy
 from penstock.redis.translate import error_reply
 from penstock.serializers import MsgpackSerializer

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.errors import ConfigurationError, NotFound
 from penstock.sync import StreamClient
 from penstock.sync.ops import Inspector, TaskState
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Result, Task, Worker
+from tests.helpers.round_trips import count_round_trips
 from tests.helpers.threads import eventually, join, start
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -56,6 +58,33 @@ def test_tasks_are_listed_by_their_state(inspector: Inspector, queue: RedisTaskQ
     assert inspector.tasks.names() == [QUEUE]
     with pytest.raises(ConfigurationError, match="state='dead'"):
         inspector.tasks.tasks(QUEUE, TaskState.DEAD)
+
+
+def test_the_numbers_of_many_queues_take_few_round_trips(
+    client: StreamClient, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(40):
+        queue = RedisTaskQueue(client, f"jobs-{n:02}")
+        queue.enqueue_many([Task(kind="a", requires=frozenset({"gpu"} if n == 3 else ())) for _ in range(n % 5 + 1)])
+        if n % 2:  # the others have no group yet
+            task = queue.pop()
+            assert task is not None
+            queue.nack(task.id, delay=60)
+            queue.pop(block=False)
+    one_by_one = [inspector.tasks.info(name) for name in inspector.tasks.names()]
+    trips = count_round_trips(monkeypatch, client.connection(""))
+    found = inspector.tasks.all()
+    assert len(trips) < 12, "none for each of the queues"
+    assert [replace(each, longest_idle_s=0) for each in found] == [
+        replace(each, longest_idle_s=0) for each in one_by_one
+    ]
+    assert [(each.queued, each.running, each.waiting) for each in found[:4]] == [
+        (1, 0, 0),
+        (0, 1, 1),
+        (3, 0, 0),
+        (2, 1, 1),
+    ]
+    assert [each.name for each in inspector.tasks.all(["jobs-01", "gone", "jobs-00"])] == ["jobs-01", "jobs-00"]
 
 
 def test_a_page_of_tasks_is_full_where_several_lanes_have_some(inspector: Inspector, queue: RedisTaskQueue) -> None:

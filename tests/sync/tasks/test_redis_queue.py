@@ -515,7 +515,8 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> Non
 def test_gauges_look_at_what_is_in_hand_page_by_page(
     queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.tasks.listing._COUNTED_PAGE", 3)
+    monkeypatch.setattr("penstock.sync.tasks.gauges._FEW", 1)
+    monkeypatch.setattr("penstock.sync.tasks.gauges._MANY", 2)
     queue.enqueue_many([Task(kind="render") for _ in range(10)])
     queue.pop_many(10)
     oldest = raw.xpending_range("jobs.tasks", "jobs", "-", "+", 10)[7]["message_id"]

@@ -49,7 +49,7 @@ class Severity(StrEnum):
     ERROR = "error"
 
 
-# The pages that findings refer to, with their titles: who has no copy of the documentation searches for these.
+# The pages that findings refer to, with their titles: an installed package has no copy of the documentation.
 PAGES = {
     "explanation/delivery-guarantees.md": "Delivery guarantees",
     "explanation/leases-and-fencing.md": "Leases and fencing",
@@ -77,8 +77,8 @@ class Finding:
 
     @property
     def page(self) -> str:
-        """The page about it, by its title and its place."""
-        return f"{PAGES[self.link]}, docs/{self.link}" if self.link else ""
+        """The page about it, by its title."""
+        return f'"{PAGES[self.link]}" in the documentation' if self.link else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock import envelope
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.messages import LBSInfo, LBSInputMessage
@@ -10,12 +12,13 @@ from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
 from penstock.number_checks import check_number
+from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.balancer.commands import BalancerCommands
-from penstock.sync.ops.batches import ask, number_or
 from penstock.sync.ops.catalogue import Catalogue, Look, checked_id
 from penstock.sync.ops.lag import measure
 from penstock.sync.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
+from penstock.sync.redis.batches import ask, number_or
 from penstock.sync.redis.client import StreamClient
 
 _PAGE = 500
@@ -33,12 +36,13 @@ class Services:
     def all(self) -> list[ServiceInfo]:
         """Return the services, by name."""
         looks = self._catalogue.look_at_services(self._catalogue.services())
-        return [self._info(BalancerKeys(_service(look)), look) for look in looks.values() if _is_service(look)]
+        return self._infos([(BalancerKeys(_service(look)), look) for look in looks.values() if _is_service(look)])
 
     def info(self, service: str) -> ServiceInfo:
         """Return one service; raise NotFound if there is none."""
         keys = BalancerKeys.of(service)
-        return self._info(keys, self._look(keys))
+        [found] = self._infos([(keys, self._look(keys))])
+        return found
 
     def _look(self, keys: BalancerKeys) -> Look:
         found = (self._catalogue.look_at_services([keys.stream])).get(keys.stream)
@@ -48,19 +52,16 @@ class Services:
             )
         return found
 
-    def _info(self, keys: BalancerKeys, look: Look) -> ServiceInfo:
-        [group] = [group for group in look.groups if group.name == keys.group]
-        [lag] = measure(self._client, [(keys.stream, look, group)])
-        peers, dead = ask(
-            self._client,
-            [(keys.stream, ("HGETALL", keys.peers)), (keys.dead_letters, ("XLEN", keys.dead_letters))],
-        )
-        found = [
-            _peer(peers[at], peers[at + 1], look.now_ms)
-            for at in range(0, 0 if isinstance(peers, PenstockError) else len(peers), 2)
+    def _infos(self, services: Sequence[tuple[BalancerKeys, Look]]) -> list[ServiceInfo]:
+        groups = [next(group for group in look.groups if group.name == keys.group) for keys, look in services]
+        measured = [(keys.stream, look, group) for (keys, look), group in zip(services, groups, strict=True)]
+        lags = measure(self._client, measured)
+        peers = ask(self._client, [(keys.stream, ("HGETALL", keys.peers)) for keys, _ in services])
+        dead = ask(self._client, [(keys.dead_letters, ("XLEN", keys.dead_letters)) for keys, _ in services])
+        return [
+            ServiceInfo(keys.service, group.pending, lag.count, _peers(told, look.now_ms), number_or(count))
+            for (keys, look), group, lag, told, count in zip(services, groups, lags, peers, dead, strict=True)
         ]
-        alive = sorted((peer for peer in found if peer is not None), key=lambda peer: peer.name)
-        return ServiceInfo(keys.service, group.pending, lag.count, tuple(alive), number_or(dead))
 
     def streams(
         self, service: str, *, owner: str | None = None, is_waiting: bool | None = None, limit: int = 100,
@@ -146,6 +147,13 @@ def _service(look: Look) -> str:
 
 def _is_service(look: Look) -> bool:
     return any(group.name == BalancerKeys(_service(look)).group for group in look.groups)
+
+
+def _peers(told: Reply, now_ms: int) -> tuple[BalancerPeer, ...]:
+    if isinstance(told, PenstockError):
+        return ()
+    found = [_peer(told[at], told[at + 1], now_ms) for at in range(0, len(told), 2)]
+    return tuple(sorted((peer for peer in found if peer is not None), key=lambda peer: peer.name))
 
 
 def _peer(name: bytes, told: bytes, now_ms: int) -> BalancerPeer | None:

@@ -17,8 +17,8 @@ from penstock.keys.stream_names import queue_log, service_of, source_of_dead_let
 from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.blocking import Reply
 from penstock.shown import command_line
-from penstock.sync.ops.batches import ask, run_many
 from penstock.sync.ops.model import StreamKind
+from penstock.sync.redis.batches import ask, run_many
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import stream_keys
 
@@ -61,20 +61,6 @@ class Look:
         return self.length > 0 and not self.last_id
 
 
-@contextmanager
-def group_must_exist(stream: str, group: str) -> Iterator[None]:
-    """Raise NotFound where the server says that there is no such stream or group."""
-    check_name("group", group)
-    try:
-        yield
-    except (GroupLost, ServerError) as error:
-        if isinstance(error, ServerError) and "no such key" not in str(error):
-            raise
-        raise NotFound(
-            f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
-        ) from None
-
-
 def missing_stream(name: str) -> NotFound:
     """Return the error for a stream that does not exist."""
     return NotFound(f"stream {name!r} does not exist; list streams with `penstock stream ls`")
@@ -110,6 +96,22 @@ class Catalogue:
         """Return the load balancer streams, which have no prefix: streams that are called and read like one."""
         found = stream_keys(self._client, "*-input") if self._client.prefix else self.names("*-input")
         return [name for name in found if service_of(name)]
+
+    @contextmanager
+    def group_must_exist(self, stream: str, group: str) -> Iterator[None]:
+        """Raise NotFound where the server says that there is no such stream or group."""
+        check_name("group", group)
+        try:
+            yield
+        except (GroupLost, ServerError) as error:
+            if isinstance(error, ServerError) and "no such key" not in str(error):
+                raise
+            key = self.keys(stream).stream
+            if not self._client.call(key, "EXISTS", key):
+                raise missing_stream(stream) from None
+            raise NotFound(
+                f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
+            ) from None
 
     def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS) -> dict[str, Look]:
         """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""

@@ -17,7 +17,7 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.shown import command_line
 from penstock.sync.delivery.group import ConsumerGroup
-from penstock.sync.ops.catalogue import Catalogue, Look, group_must_exist, missing_stream
+from penstock.sync.ops.catalogue import Catalogue, Look, missing_stream
 from penstock.sync.ops.lag import GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
     Consumer,
@@ -117,7 +117,7 @@ class Groups:
         """
         check_number("limit", limit)
         key = self._catalogue.keys(stream).stream
-        with group_must_exist(stream, group):
+        with self._catalogue.group_must_exist(stream, group):
             rows = self._client.call(key, "XINFO", "CONSUMERS", key, group)
         found = [
             consumer

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from penstock import ids
 from penstock.errors import PenstockError, ServerError
 from penstock.model import Lag
-from penstock.sync.ops.batches import run_many
 from penstock.sync.ops.catalogue import GroupLook, Look
+from penstock.sync.redis.batches import run_many
 from penstock.sync.redis.client import StreamClient
 
 _FEW = 200  # entries that are counted from each end first: enough for most groups

@@ -14,9 +14,9 @@ from penstock.redis.blocking import Reply
 from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
-from penstock.sync.ops.batches import ask
-from penstock.sync.ops.catalogue import Catalogue, checked_id, group_must_exist
+from penstock.sync.ops.catalogue import Catalogue, checked_id
 from penstock.sync.ops.model import Page, Pending
+from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question
 
@@ -64,7 +64,7 @@ class PendingMessages:
     def _rows(self, stream: str, group: str, start: str, count: int, consumer: str | None) -> list[Row]:
         key = self._catalogue.keys(stream).stream
         of = (check_name("consumer", consumer),) if consumer is not None else ()
-        with group_must_exist(stream, group):
+        with self._catalogue.group_must_exist(stream, group):
             rows: list[Row] = self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
         return rows
 
@@ -106,7 +106,7 @@ class PendingMessages:
                 *map(checked_id, ids[start : start + MAX_IDS]),
                 "JUSTID",
             )
-            with group_must_exist(stream, group):
+            with self._catalogue.group_must_exist(stream, group):
                 reply: Reply = self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
             claimed += [entry_id.decode() for entry_id in reply]
         return claimed
@@ -121,7 +121,7 @@ class PendingMessages:
         for start in range(0, len(ids), MAX_IDS):
             args: list[str | int] = [group, min_idle_ms, *map(checked_id, ids[start : start + MAX_IDS])]
             names = [keys.stream, keys.retries(group)]
-            with group_must_exist(stream, group):
+            with self._catalogue.group_must_exist(stream, group):
                 reply: Reply = self._client.run("ops/retry", names, args, Repeat.IDEMPOTENT)
             due += [entry_id.decode() for entry_id in reply]
         return due
@@ -138,7 +138,7 @@ class PendingMessages:
             raise ConfigurationError(f"dead_letters={dead_letters!r} is the stream itself: name another stream")
         gone: list[str] = []
         for entry_id in map(checked_id, ids):
-            with group_must_exist(stream, group):
+            with self._catalogue.group_must_exist(stream, group):
                 rows = self._client.call(keys.stream, "XPENDING", keys.stream, group, entry_id, entry_id, 1)
             if not rows:
                 continue

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from penstock.errors import NotFound
+from penstock.errors import NotFound, PenstockError
 from penstock.keys import QueueKeys
+from penstock.model import Lag
 from penstock.number_checks import check_number
-from penstock.queue.model import GROUP, MessageData
+from penstock.queue.model import GROUP, MessageData, QueueStats
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.model import QueueInfo, StreamInfo, StreamKind
 from penstock.sync.ops.streams import Streams
-from penstock.sync.queue.administration import Administration
+from penstock.sync.queue.administration import Administration, stats_of
+from penstock.sync.redis.batches import run_many
 from penstock.sync.redis.client import StreamClient
 
 
@@ -23,19 +25,20 @@ class MessageQueues:
     def all(self, match: str = "*") -> list[QueueInfo]:
         """Return all message queues that have been read from, by name."""
         streams, _, _ = self._streams.overview(match)
-        return [self._numbers(stream) for stream in streams if stream.kind is StreamKind.QUEUE]
+        found = [stream for stream in streams if stream.kind is StreamKind.QUEUE]
+        calls = [self._administration(stream.name, "::").stats_call for stream in found]
+        replies = run_many(self._client, "queue/stats", calls)
+        for reply in replies:
+            if isinstance(reply, PenstockError):
+                raise reply
+        return [
+            _numbers(stream, stats_of(reply, _lag(stream).count)) for stream, reply in zip(found, replies, strict=True)
+        ]
 
     def stats(self, queue: str, *, key_separator: str = "::") -> QueueInfo:
         """Return the numbers of one queue; raise NotFound if there is no such stream."""
-        return self._numbers(self._streams.info(queue, memory=False), key_separator)
-
-    def _numbers(self, stream: StreamInfo, separator: str = "::") -> QueueInfo:
-        found = self._administration(stream.name, separator).stats()
-        age_s = [group.lag.age_s for group in stream.groups if group.name == GROUP]
-        return QueueInfo(
-            stream.name, found.pending, found.processing, found.retrying, found.completed, found.failed,
-            found.dead_letter, age_s[0] if age_s else 0.0,
-        )  # fmt: skip
+        stream = self._streams.info(queue, memory=False)
+        return _numbers(stream, self._administration(queue, key_separator).stats())
 
     def _administration(self, queue: str, separator: str) -> Administration:
         return Administration(self._client, QueueKeys.of(queue, separator), None, is_text=True)
@@ -56,3 +59,14 @@ class MessageQueues:
         if not self._catalogue.look([queue]):
             raise NotFound(f"message queue {queue!r} does not exist; list queues with `penstock queue ls`")
         return self._administration(queue, key_separator).purge(target)
+
+
+def _lag(stream: StreamInfo) -> Lag:
+    return next((group.lag for group in stream.groups if group.name == GROUP), Lag(0, 0.0))
+
+
+def _numbers(stream: StreamInfo, found: QueueStats) -> QueueInfo:
+    return QueueInfo(
+        stream.name, found.pending, found.processing, found.retrying, found.completed, found.failed,
+        found.dead_letter, _lag(stream).age_s,
+    )  # fmt: skip

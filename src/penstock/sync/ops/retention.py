@@ -10,7 +10,6 @@ from penstock.errors import PenstockError
 from penstock.number_checks import check_number
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.janitor import count_after
-from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue, GroupLook, Look, kind_of, missing_stream
 from penstock.sync.ops.groups import consumers_of
 from penstock.sync.ops.lag import measure
@@ -25,6 +24,7 @@ from penstock.sync.ops.model import (
     TrimReport,
 )
 from penstock.sync.ops.streams import group_kind
+from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
 
 _SAMPLES = 5

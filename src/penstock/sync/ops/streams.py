@@ -15,11 +15,11 @@ from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.ops.payloads import Row, fields_of, shown
 from penstock.redis.blocking import Reply
-from penstock.sync.ops.batches import ask, number_or
 from penstock.sync.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of, missing_stream
 from penstock.sync.ops.entries import EntryRange, read_entries, read_entry
 from penstock.sync.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.sync.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
+from penstock.sync.redis.batches import ask, number_or
 from penstock.sync.redis.client import StreamClient
 
 ARCHIVE_GROUP = "penstock-archive"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from penstock import envelope, ids
@@ -14,15 +13,17 @@ from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.ops.payloads import Row
 from penstock.redis.retry import Repeat
-from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.sync.ops.entries import EntryRange, read_entries
 from penstock.sync.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
+from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
+from penstock.sync.tasks.gauges import read_gauges
 from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.task import Result, Status, Task, check_id, decode_result
 from penstock.tasks.lanes import suffix_of
+from penstock.tasks.listed import QueueGauges
 
 _LARGEST = 1 << 20  # bytes of a task that is shown
 
@@ -39,33 +40,16 @@ class TaskQueues:
 
     def all(self, names: Sequence[str] | None = None) -> list[TaskQueueInfo]:
         """Return the numbers of all task queues, or of those with these names; one that is gone is left out."""
-        found: list[TaskQueueInfo] = []
-        for name in self.names() if names is None else names:
-            with suppress(NotFound):  # it was deleted since its name was read
-                found.append(self.info(name))
-        return found
+        keys = [(name, self._keys(name)) for name in (self.names() if names is None else names)]
+        present = ask(self._client, [(each.lanes, ("EXISTS", each.lanes)) for _, each in keys])
+        there = [each for each, reply in zip(keys, present, strict=True) if reply == 1]
+        return [_queue_info(found) for found in read_gauges(self._client, there)]
 
     def info(self, queue: str) -> TaskQueueInfo:
         """Return the numbers of one queue; raise NotFound if there is none."""
         self._lanes(queue)
-        found = RedisTaskQueue(self._client, queue).gauges()
-        running, waiting = sum(lane.in_hand for lane in found.lanes), sum(lane.waiting for lane in found.lanes)
-        return TaskQueueInfo(
-            name=queue,
-            open=found.open,
-            queued=max(0, found.open - found.scheduled - running - waiting),
-            running=running,
-            waiting=waiting,
-            scheduled=found.scheduled,
-            dead=found.dead_letters,
-            results=found.results,
-            longest_idle_s=max((lane.idle_max_s for lane in found.lanes), default=0.0),
-            lanes=len(found.lanes),
-            open_by_kind=found.open_by_kind,
-            done_by_kind=found.acked,
-            dead_by_kind=found.dead,
-            dead_trimmed=found.dead_trimmed,
-        )
+        [found] = read_gauges(self._client, [(queue, self._keys(queue))])
+        return _queue_info(found)
 
     def _keys(self, queue: str) -> TaskKeys:
         return TaskKeys.of(queue, self._client.prefix, self._client.is_cluster)
@@ -272,6 +256,26 @@ def lanes_of(client: StreamClient, keys: TaskKeys, queue: str) -> list[str]:
     if not names:
         raise NotFound(f"task queue {queue!r} does not exist; list queues with `penstock queue ls`")
     return names
+
+
+def _queue_info(found: QueueGauges) -> TaskQueueInfo:
+    running, waiting = sum(lane.in_hand for lane in found.lanes), sum(lane.waiting for lane in found.lanes)
+    return TaskQueueInfo(
+        name=found.name,
+        open=found.open,
+        queued=max(0, found.open - found.scheduled - running - waiting),
+        running=running,
+        waiting=waiting,
+        scheduled=found.scheduled,
+        dead=found.dead_letters,
+        results=found.results,
+        longest_idle_s=max((lane.idle_max_s for lane in found.lanes), default=0.0),
+        lanes=len(found.lanes),
+        open_by_kind=found.open_by_kind,
+        done_by_kind=found.acked,
+        dead_by_kind=found.dead,
+        dead_trimmed=found.dead_trimmed,
+    )
 
 
 def _unknown(queue: str, task_id: str) -> TaskInfo:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from penstock.errors import PenstockError
 from penstock.number_checks import check_number
-from penstock.sync.ops.batches import ask
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.groups import consumers_of
 from penstock.sync.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
+from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
 
 

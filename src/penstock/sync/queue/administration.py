@@ -11,9 +11,11 @@ from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.protection import payload_of
 from penstock.queue.model import GROUP, MessageData, QueueStats, decode_payload
+from penstock.redis.blocking import Reply
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.delivery.dead_letters import DeadLetters
 from penstock.sync.delivery.janitor import count_after
+from penstock.sync.redis.batches import Call
 from penstock.sync.redis.client import StreamClient
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
@@ -31,16 +33,17 @@ class Administration:
         names = {"completed": key.completed, "failed": key.failed, "dead_letter": self._dead_letters}
         self._logs = {source: client.keys(name).stream for source, name in names.items()}
 
+    @property
+    def stats_call(self) -> Call:
+        """Keys and arguments of the script `queue/stats`, whose reply stats_of() reads."""
+        return [self._keys.stream, self._keys.retries(GROUP), *self._logs.values()], [GROUP]
+
     def stats(self) -> QueueStats:
         """Return the number of messages in each state, at one moment."""
-        stream = self._keys.stream
-        keys = [stream, self._keys.retries(GROUP), *self._logs.values()]
-        unread, taken, waiting, completed, failed, dead, last = self._client.run(
-            "queue/stats", keys, [GROUP], Repeat.READ
-        )
-        if unread < 0:
-            unread = (count_after(self._client, stream, last.decode())).most
-        return QueueStats(unread, taken - waiting, waiting, completed, failed, dead)
+        reply = self._client.run("queue/stats", *self.stats_call, Repeat.READ)
+        if reply[0] >= 0:
+            return stats_of(reply)
+        return stats_of(reply, (count_after(self._client, self._keys.stream, reply[-1].decode())).most)
 
     def peek(self, count: int, source: str) -> list[MessageData]:
         """Return the oldest messages in a state, or the newest records of a log."""
@@ -95,6 +98,12 @@ class Administration:
         while (dropped := drop_unread(self._client, self._key.pending, _STEP)) is not None:
             total += len(dropped)
         return total
+
+
+def stats_of(reply: Reply, unread: int = 0) -> QueueStats:
+    """Return the numbers that the script has counted; `unread` if it could not tell this one."""
+    counted, taken, waiting, completed, failed, dead, _ = reply
+    return QueueStats(unread if counted < 0 else counted, taken - waiting, waiting, completed, failed, dead)
 
 
 def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0) -> list[str] | None:

@@ -51,6 +51,10 @@ class StreamClient:
 
     Connects on first use. Connections belong to the event loop that opened them, so one client may serve several loops
     in succession. Close the client yourself: producers and consumers never do.
+
+    Programs create a client with its class, `from_url()`, `from_cluster()`, `from_sentinel()` or `embedded()`, and use
+    `ping()`, `capabilities()`, `keys()`, `is_cluster` and `close()`. The other methods serve the parts of Penstock, and
+    may change.
     """
 
     def __init__(

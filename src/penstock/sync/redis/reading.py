@@ -10,6 +10,8 @@ from penstock import ids
 from penstock.errors import ConnectionFailed, ConnectionLost, PenstockError
 from penstock.redis.blocking import Connection, Reply
 from penstock.redis.packing import Command
+from penstock.redis.retry import PASSING
+from penstock.redis.translate import ScriptMissing
 from penstock.sync.redis.client import StreamClient
 
 Question: TypeAlias = tuple[str, Command]  # the key that decides which server is asked, and a command that only reads
@@ -21,8 +23,8 @@ _PAGE_BYTES = 1 << 20
 def read_many(client: StreamClient, questions: Sequence[Question]) -> list[Reply]:
     """Send many commands; return the replies in order.
 
-    A command that fails in the shared writes (a slot that moved, a server that is gone) is sent again by itself, and
-    raises what that raises. Only an error about the key itself is returned instead of a reply.
+    A command that fails in the shared writes for a reason that passes (a slot that moved, a server that is gone) is
+    sent again by itself, and raises what that raises. Any other error is returned instead of a reply.
     """
     replies: list[Reply] = [ConnectionLost("not asked yet")] * len(questions)
     by_connection: dict[int, tuple[Connection, list[int]]] = {}
@@ -37,7 +39,7 @@ def read_many(client: StreamClient, questions: Sequence[Question]) -> list[Reply
         for index, answer in zip(indexes, answers, strict=True):
             replies[index] = answer
     for index, (key, command) in enumerate(questions):
-        if isinstance(replies[index], PenstockError):
+        if isinstance(replies[index], PASSING) and not isinstance(replies[index], ScriptMissing):
             try:
                 replies[index] = client.call(key, *command)
             except (ConnectionLost, ConnectionFailed):

@@ -21,7 +21,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.result_store import stored
 from penstock.task import Result, Task, encode
 from penstock.tasks.handlers import Limits
-from penstock.tasks.lanes import DEFAULT, Lane, TaskFilter, suffix_of
+from penstock.tasks.lanes import Lane, TaskFilter, lanes_in, suffix_of
 
 _PAGE = 1_000
 LOOK_EVERY_S = 1.0
@@ -243,8 +243,7 @@ class LaneRegistry:
 
     def _listed(self) -> dict[Lane, None]:
         names = self.client.call(self.keys.lanes, "SMEMBERS", self.keys.lanes)
-        parsed = [Lane.parse(name.decode(errors="replace")) for name in names]
-        return dict.fromkeys((DEFAULT, *(lane for lane in parsed if lane is not None)))
+        return lanes_in(names)
 
     def look(self) -> None:
         """Look up the lanes now."""

@@ -26,6 +26,7 @@ from penstock.sync.delivery.janitor import is_elected
 from penstock.sync.redis.client import StreamClient, check_client
 from penstock.sync.tasks.dead_tasks import DeadTasks
 from penstock.sync.tasks.entries import TaskPublisher, when_due
+from penstock.sync.tasks.gauges import read_gauges
 from penstock.sync.tasks.in_flight import TasksInFlight
 from penstock.sync.tasks.lane_store import Admission, LaneRegistry, LaneStore, Release, TaskDelivery
 from penstock.sync.tasks.listing import TaskListing
@@ -379,7 +380,8 @@ class RedisTaskQueue:
 
     def gauges(self) -> QueueGauges:
         """Return the counts of the queue."""
-        return self._listing.gauges(self.name)
+        [found] = read_gauges(self.client, [(self.name, self.keys)])
+        return found
 
     def close(self) -> None:
         """Close the connections; tasks that this object holds become orphans."""
