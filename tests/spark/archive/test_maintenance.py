@@ -212,7 +212,10 @@ def test_a_commit_and_a_checkpoint_survive_a_crash_of_the_machine(
     fill(tmp_path, stream, 0, 3)
     log = [f"{version:020d}.json" for version in range(4)]
     assert [name for name in synced if name in log] == log
-    assert synced[-3:] == [f"{3:020d}.checkpoint.parquet", "_last_checkpoint", "_delta_log"]
+    assert synced[-4:] == [f"{3:020d}.checkpoint.parquet", "_last_checkpoint", tmp_path.name, "_delta_log"]
+    synced.clear()
+    opened(tmp_path)  # the run before may have been killed before it synced
+    assert {f"{3:020d}.json", *(Path(e.path).name for e in files_of(tmp_path)[-1:])} <= {*synced}
 
 
 def test_who_opens_the_table_by_the_checkpoint_before_still_finds_it(

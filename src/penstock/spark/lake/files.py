@@ -180,14 +180,17 @@ class LocalStore:
         sync(target.parent)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Make files written by others survive a crash of the machine; skip those that no longer exist."""
-        folders = set()
+        """Make files written by others, and the folders that they are in, survive a crash of the machine.
+
+        Files that no longer exist are skipped.
+        """
+        folders = set[Path]()
         for path in paths:
             with suppress(FileNotFoundError):
                 place = self._at(path)
                 sync(place)
-                folders.add(place.parent)
-        for folder in folders:
+                folders.update(folder for folder in place.parents if folder.is_relative_to(self.root))
+        for folder in sorted(folders):
             sync(folder)
 
     def info(self, path: str) -> StoredFile:
