@@ -19,6 +19,7 @@ from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.lake import files
 from penstock.spark.lake.files import Location
+from tests.helpers.threads import join, start
 from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
 from tests.spark.driver import PYTHONPATH, Process
 
@@ -152,15 +153,14 @@ def test_every_reader_sees_each_row_once_at_any_moment(tmp_path: Path) -> None:
             if max(Counter(found).values()) > 1 or sorted(found) != sorted(e for e, _ in stream.entries[: len(found)]):
                 wrong.append(found)
 
-    reader = threading.Thread(target=read)
-    reader.start()
+    reader = start(read)
     try:
-        for start in range(20, 120, 20):
-            fill(tmp_path, stream, start, 20)
+        for first in range(20, 120, 20):
+            fill(tmp_path, stream, first, 20)
             compact(tmp_path)
     finally:
         is_over.set()
-        reader.join()
+    join(reader)
     assert not wrong
     assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["id"].to_pylist()) == sorted(e for e, _ in stream.entries)
 
