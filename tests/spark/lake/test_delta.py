@@ -230,7 +230,7 @@ def test_a_store_that_cannot_be_reached_is_one_line(uri: str, options: dict[str,
 
 @pytest.mark.parametrize("uri", ["ftp://host/table", "s4://bucket/table"])
 def test_a_store_that_the_library_does_not_know_is_told(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{uri} is no place for a table .Unknown scheme: .*: use a path"):
+    with pytest.raises(ConfigurationError, match=f"^{uri} cannot hold a table .Unknown scheme: .*: use a path"):
         _ = Location.of(uri).store
 
 

@@ -119,7 +119,7 @@ class DeltaLog:
 
     @property
     def identity(self) -> str:
-        """What distinguishes this table from one created later in the same place."""
+        """What distinguishes this table from one created later at the same path."""
         return str(self._table.metadata().id)
 
     @property
@@ -276,7 +276,7 @@ class DeltaLog:
         ]
 
     def infos(self, after: int) -> Iterator[tuple[int, Info]]:
-        """Return what each commit behind a version says of itself, up to the version that is known here.
+        """Return the information in each commit after a version, up to the version that is known here.
 
         Raises: FileNotFoundError if the log does not go back that far, LogDamaged if it cannot be read.
         """
@@ -401,7 +401,7 @@ def statistics(footer: pq.FileMetaData, without: Collection[str] = ()) -> str:
 
 
 def _at_least(value: object, zone: str) -> object:
-    """Return a value as the log has it, rounded down where it cannot be exact; None if it has no place there."""
+    """Return a value as the log has it, rounded down where it cannot be exact; None if the log cannot hold it."""
     if isinstance(value, datetime):
         return _time(value - timedelta(microseconds=value.microsecond % 1000), zone)
     if isinstance(value, str):
@@ -410,7 +410,7 @@ def _at_least(value: object, zone: str) -> object:
 
 
 def _at_most(value: object, zone: str) -> object:
-    """Return a value as the log has it, rounded up where it cannot be exact; None if it has no place there."""
+    """Return a value as the log has it, rounded up where it cannot be exact; None if the log cannot hold it."""
     if isinstance(value, datetime):
         rest = value.microsecond % 1000
         return _time(value - timedelta(microseconds=rest) + _MS if rest else value, zone)
