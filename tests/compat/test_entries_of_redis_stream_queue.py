@@ -223,7 +223,7 @@ async def test_a_lease_that_penstock_renews_is_respected_by_redis_stream_queue(c
     ours = penstock.StreamConsumer(client, STREAM, settings, slow)
     theirs = rsq.StreamConsumer(old_client, STREAM, config(rsq, min_idle_claim_ms=LEASE_MS), recorder)
     async with running(ours):
-        await begun.wait()
+        await eventually(begun.is_set)
         async with running(theirs):
             for _ in range(3):
                 leases.age()

@@ -261,7 +261,7 @@ def test_a_consumer_beside_a_monitor_ends_in_order_with_asyncio_run(address, raw
         return [m.id for m in messages]
 
     async def monitor():
-        await begun.wait()
+        await eventually(begun.is_set)
         raise asyncio.CancelledError
 
     async def main():

@@ -109,10 +109,11 @@ def served() -> dict[str, set[str]]:
             for _ in range(2):  # rates are taken between two
                 sampler.sample()
             http, thread = serve("127.0.0.1", 0, InspectorCollector(sampler), pipeline)
-            with urllib.request.urlopen(f"http://127.0.0.1:{http.server_port}/metrics") as reply:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http.server_port}/metrics", timeout=60) as reply:
                 text = reply.read().decode()
             http.shutdown()
-            thread.join()
+            thread.join(60)
+            assert not thread.is_alive(), "the server did not stop"
             http.server_close()
     finally:
         server.stop()

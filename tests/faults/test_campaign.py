@@ -19,6 +19,7 @@ from penstock.errors import PenstockError
 from penstock.testing import FaultProxy
 from tests.faults.checker import body
 from tests.faults.conftest import STREAM, Scene
+from tests.faults.waiting import PATIENCE_S
 from tests.faults.worker_process import WorkerProcess
 
 SEED = int(os.environ.get("PENSTOCK_CAMPAIGN_SEED", "20261115"))
@@ -50,8 +51,8 @@ class Producers:
         self.fatal: set[int] = set()
         self.unknown: set[int] = set()
         self._threads = [
-            threading.Thread(target=self._run_sync),
-            threading.Thread(target=lambda: asyncio.run(self._run_async())),
+            threading.Thread(target=self._run_sync, daemon=True),
+            threading.Thread(target=lambda: asyncio.run(self._run_async()), daemon=True),
         ]
 
     def __enter__(self) -> Self:
@@ -62,7 +63,8 @@ class Producers:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), "a producer still publishes"
 
     def _next(self, chance: random.Random) -> dict[str, object]:
         n, fate = next(self._numbers), chance.random()

@@ -302,7 +302,7 @@ async def test_a_worker_whose_run_is_cancelled_hands_back_what_waits(scene: Scen
         await heir.enqueue_many([Task(kind="render") for _ in range(5)])
         worker = Worker(queue, handlers, concurrency=1, handle_signals=False)
         working = asyncio.create_task(worker.run())
-        await began.wait()
+        await eventually(began.is_set)
         await eventually(two_are_taken)
         await _cancelled(working, 0.0)
         found: list[Task] = []
@@ -343,7 +343,7 @@ async def test_a_worker_that_is_cancelled_while_it_winds_up_waits_for_no_handler
         await queue.enqueue(Task(kind="render", id="one"))
         worker = Worker(queue, handlers, handle_signals=False, shutdown_grace_ms=3_600_000)
         working = asyncio.create_task(worker.run())
-        await began.wait()
+        await eventually(began.is_set)
         worker.stop()
         await _cancelled(working, 0.1)
         again = await queue.pop(timeout=60)

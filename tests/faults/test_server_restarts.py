@@ -16,7 +16,7 @@ from penstock.redis.probe import ask
 from penstock.testing import TEST_SERVERS, ServerKind
 from tests.faults.checker import body
 from tests.faults.conftest import LASTING, STREAM, Scene
-from tests.faults.waiting import eventually
+from tests.faults.waiting import PATIENCE_S, eventually
 
 CONFIG = {"min_idle_claim_ms": 5_000, "batch_size": 20}
 
@@ -28,7 +28,7 @@ class Publishing:
         self._scene, self._every_s = scene, every_s
         self._stop = threading.Event()
         self.errors: list[Exception] = []
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         n = 0
@@ -47,7 +47,8 @@ class Publishing:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the producer still publishes"
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_while_the_server_loads_its_data_everybody_waits(
         server.kill()
         restart = threads.submit(server.restart)
         eventually(lambda: _is_loading(server), "the server says that it loads")
-        restart.result()
+        restart.result(PATIENCE_S)
         worker.wait_for("done", count=len(worker.said("done")) + 50)
     scene.check()
 

@@ -267,7 +267,7 @@ async def test_a_cancelled_handler_hands_its_message_back(lease_client: StreamCl
             await asyncio.Event().wait()
 
     task = start(work)
-    await has_begun.wait()
+    await eventually(has_begun.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await join(task)

@@ -301,7 +301,7 @@ async def test_who_is_cancelled_while_it_is_put_back_takes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(Flag, "wait", wait_for_ever)
         caller = asyncio.create_task(taken(queue))
-        await is_waiting.wait()
+        await eventually(is_waiting.is_set)
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller

@@ -89,7 +89,8 @@ class AsyncHalf(Half):
         super().close()
         self.do(self._finish)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the event loop did not stop"
         self.loop.close()
 
     async def _finish(self) -> None:

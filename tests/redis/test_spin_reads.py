@@ -36,6 +36,7 @@ class Peer:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             ours = socket.create_connection(listener.getsockname())
             self.end, _ = listener.accept()
+        self.end.settimeout(30)
         self.connection = half.do(self._adopted, half, ours)
 
     def _adopted(self, half: Half, ours: socket.socket) -> Any:

@@ -121,7 +121,7 @@ def _end_java() -> None:
     assert gateway is not None
     gateway.shutdown()
     gateway.proc.stdin.close()
-    gateway.proc.wait()
+    gateway.proc.wait(60)
     SparkContext._gateway = SparkContext._jvm = None
 
 

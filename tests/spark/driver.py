@@ -114,7 +114,7 @@ class Process:
             time.sleep(0.01)
 
     def _reap(self) -> None:
-        self._process.wait()
+        self._process.wait(PATIENCE_S)
         assert self._process.stdin is not None
         self._process.stdin.close()
         # Java holds the same pipe, and dumps its last words into it after Python has ended.

@@ -62,7 +62,7 @@ class Terminal:
             self._process.wait(30.0)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self._process.wait(30.0)
         self._thread.join(10.0)
         os.close(self._master)
 

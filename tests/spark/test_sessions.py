@@ -13,6 +13,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.spark import session
 from penstock.spark.runtime.versions import SparkMissing, require_pyspark
 from tests.spark.driver import Driver
+from tests.spark.end_to_end.queries import run_now
 
 if TYPE_CHECKING:
     import redis
@@ -96,7 +97,7 @@ def test_a_query_runs_from_a_stream_to_a_table_and_starts_again_where_it_stopped
         rows = source.option("startingOffsets", "earliest").load()
         place = f"{checkpoint}-out"
         query = rows.writeStream.format("parquet").option("checkpointLocation", checkpoint).option("path", place)
-        query.trigger(availableNow=True).start().awaitTermination()
+        run_now(query)
         return spark.read.parquet(place).count()
 
     for n in range(10):

@@ -59,7 +59,7 @@ async def test_a_cancelled_run_hands_back_at_once_and_burns_no_attempt(client: S
     config = quick(min_idle_claim_ms=FOREVER_MS)
     consumer = StreamConsumer(client, STREAM, config, endless)
     run = start(consumer.run)
-    await began.wait()
+    await eventually(began.is_set)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
@@ -83,7 +83,7 @@ async def test_a_second_cancellation_does_not_stop_the_hand_back(client: StreamC
 
     consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS), endless)
     run = start(consumer.run)
-    await began.wait()
+    await eventually(began.is_set)
     for _ in range(3):
         run.cancel()
         await next_turn()

@@ -35,10 +35,11 @@ def test_stop_may_come_from_another_thread(client: StreamClient) -> None:
     consumer = StreamConsumer(client, STREAM, quick(block_ms=FOREVER_MS), Recorder())
     run = start(consumer.run)
     eventually(lambda: consumer._is_open)
-    thread = threading.Thread(target=consumer.stop)
+    thread = threading.Thread(target=consumer.stop, daemon=True)
     thread.start()
     join(run)
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive(), "stop() did not return"
 
 
 @pytest.mark.usefixtures("default_server")

@@ -147,8 +147,7 @@ def test_replies_are_held_back_until_they_are_let_go(fault_proxy: FaultProxy, ra
     with connect(("127.0.0.1", fault_proxy.port), 30) as waiting:
         fault_proxy.hold_replies()
         waiting.sendall(b"*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n" * 2)
-        while raw.get("n") != b"2":
-            pass
+        eventually(lambda: raw.get("n") == b"2", "both were executed")
         waiting.setblocking(False)
         with pytest.raises(BlockingIOError):
             waiting.recv(100)

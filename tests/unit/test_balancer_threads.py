@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from penstock.sync.balancer.orphans import Sweep
 from penstock.sync.balancer.runner import Runner
+from tests.helpers.threads import join, start
 
 
 class Ending:
@@ -78,9 +78,7 @@ def test_threads_hand_over_side_by_side() -> None:
         for number in range(300):
             sweep.keep_away(f"{number}-{name}")
 
-    threads = [threading.Thread(target=hand_over, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    tasks = [start(hand_over, name) for name in "abcd"]
+    for task in tasks:
+        join(task)
     assert len(sweep._handed_over) == 4 * 300, "each is left to others"

@@ -15,7 +15,7 @@ async def test_a_thread_that_raises_a_flag_wakes_who_waits() -> None:
     waiting = asyncio.create_task(flag.wait())
     await asyncio.sleep(0)  # lets the task begin to wait, which nothing tells
     threading.Thread(target=flag.set_from_outside).start()
-    assert await waiting
+    assert await asyncio.wait_for(waiting, 60)
     assert flag.is_set()
 
 
@@ -31,8 +31,8 @@ async def test_a_thread_leaves_the_event_of_asyncio_to_its_loop(monkeypatch: pyt
     monkeypatch.setattr(flag._event, "set", note_who_sets)
     thread = threading.Thread(target=flag.set_from_outside)
     thread.start()
-    thread.join()
-    assert await flag.wait()
+    thread.join(60)
+    assert await flag.wait(60)
     assert setters == [threading.current_thread()]
 
 
@@ -40,7 +40,7 @@ async def test_a_flag_is_raised_before_anybody_waits_and_lowered_again() -> None
     flag = Flag()
     flag.set_from_outside()
     assert flag.is_set()
-    assert await flag.wait()
+    assert await flag.wait(60)
     flag.clear()
     assert not flag.is_set()
     assert not await flag.wait(0)
@@ -50,4 +50,4 @@ def test_a_flag_is_raised_though_the_loop_in_which_it_was_awaited_is_closed() ->
     flag = Flag()
     assert not asyncio.run(flag.wait(0))
     flag.set_from_outside()
-    assert asyncio.run(flag.wait())
+    assert asyncio.run(flag.wait(60))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 import uuid
 
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock import ids
 from penstock.errors import ConfigurationError
+from tests.helpers.threads import join, start
 
 numbers = st.integers(0, 2**64 - 1)
 
@@ -78,11 +78,9 @@ def test_message_ids_of_many_makers_and_threads_never_meet() -> None:
         own = ids.MessageIds().make
         found.extend([shared() if n % 2 else own() for n in range(5_000)])
 
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    tasks = [start(make) for _ in range(8)]
+    for task in tasks:
+        join(task)
     assert len(set(found)) == 40_000
 
 

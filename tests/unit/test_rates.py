@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.counters import RateTracker
+from tests.helpers.threads import join, start
 
 
 class FakeClock:
@@ -92,11 +91,9 @@ def test_threads_do_not_disturb_each_other() -> None:
         for _ in range(20_000):
             rates.record()
 
-    threads = [threading.Thread(target=record_many) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    tasks = [start(record_many) for _ in range(4)]
+    for task in tasks:
+        join(task)
     counted = sum(count for _, count in rates._closed) + rates._open_count
     assert counted == pytest.approx(80_000, rel=0.001)
     assert rates._closed_total == sum(count for _, count in rates._closed)

@@ -46,7 +46,7 @@ def test_a_signal_handler_may_raise_a_flag_whatever_it_interrupts() -> None:
 
 def test_a_raised_flag_wakes_all_who_wait_and_those_who_come_later() -> None:
     event, woken = Flag(), []
-    waiting = [threading.Thread(target=lambda: woken.append(event.wait())) for _ in range(5)]
+    waiting = [threading.Thread(target=lambda: woken.append(event.wait()), daemon=True) for _ in range(5)]
     for thread in waiting:
         thread.start()
     event.set()

@@ -43,7 +43,7 @@ _MOST_SHUFFLE_PARTITIONS = 200
 _SPEAKERS = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
 _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 _SHUFFLE = "spark.sql.shuffle.partitions"
-_CHECKPOINT_PLACE = "spark.sql.streaming.checkpointLocation"
+_CHECKPOINT_PATH = "spark.sql.streaming.checkpointLocation"
 _CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 _CHEAP_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -53,7 +53,7 @@ class PackagesMissing(PenstockError):
 
 
 def register(spark: SparkSession, by_value: bool | Literal["auto"] = "auto") -> None:
-    """Makes the formats `redis_streams` and `penstock_results` known to this session, classic or Spark Connect.
+    """Registers the formats `redis_streams` and `penstock_results` in this session, classic or Spark Connect.
 
     With `by_value` the code of Penstock travels with the job; without it the executors import their own. "auto" takes
     their own on a local master. Elsewhere it asks them with one small job, and sends the code unless they all have
@@ -288,13 +288,13 @@ def _leave_nothing(spark: SparkSession) -> None:
 def _tune_local(spark: SparkSession) -> None:
     """Sets what suits one machine, unless the user has set it."""
     context = spark.sparkContext
-    said = context.getConf()
-    if not said.contains(_SHUFFLE):
+    given = context.getConf()
+    if not given.contains(_SHUFFLE):
         # Spark's 200 are for clusters: here each is one more task on the same cores, in every micro-batch.
         spark.conf.set(_SHUFFLE, str(min(context.defaultParallelism, _MOST_SHUFFLE_PARTITIONS)))
     hadoop = context._jsc.hadoopConfiguration()  # noqa: SLF001 - PySpark shows Hadoop's settings nowhere else
-    places = [hadoop.get("fs.defaultFS"), said.get(_CHECKPOINT_PLACE) or "file:"]
-    if not said.contains(_CHECKPOINTS) and all(place.startswith(("file:", "/")) for place in places):
+    paths = [hadoop.get("fs.defaultFS"), given.get(_CHECKPOINT_PATH) or "file:"]
+    if not given.contains(_CHECKPOINTS) and all(path.startswith(("file:", "/")) for path in paths):
         # Spark's own manager takes 100 ms for the two files of a micro-batch, this one 30. It looks before it renames,
         # which is enough on the disk of one driver, and not on a store that several can reach.
         spark.conf.set(_CHECKPOINTS, _CHEAP_CHECKPOINTS)

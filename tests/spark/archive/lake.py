@@ -113,5 +113,7 @@ def run(spark: SparkSession, place: str, url: str) -> None:
 
 def finish(spark: SparkSession, place: str, url: str) -> None:
     """Runs both once more, up to the last entry."""
-    archive_of(place, url, lambda _: None).start(spark, once=True).awaitTermination()
+    from tests.spark.end_to_end.queries import finished
+
+    finished(archive_of(place, url, lambda _: None).start(spark, once=True))
     Run(pipeline_of(place, url), spark, once=True).run()

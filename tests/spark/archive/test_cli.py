@@ -283,8 +283,8 @@ def test_a_condition_that_cannot_be_is_one_line_and_code_2_and_writes_nothing(
         (("status", "--archive", "{root}/nowhere"), "there is no archive"),
         (("verify", "--archive", "{root}/nowhere"), "there is no archive"),
         (("compact", "--archive", "{root}/nowhere"), "there is no archive"),
-        (("status", "--archive", "ftp://host/cold"), "ftp://host/cold is no place for a table"),
-        (("run", "--archive", "ftp://host/cold", "--stream", "orders"), "ftp://host/cold is no place for a table"),
+        (("status", "--archive", "ftp://host/cold"), "ftp://host/cold cannot hold a table"),
+        (("run", "--archive", "ftp://host/cold", "--stream", "orders"), "ftp://host/cold cannot hold a table"),
     ],
 )
 def test_bad_input_of_archive_is_one_line(

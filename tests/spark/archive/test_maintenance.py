@@ -19,6 +19,7 @@ from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.lake import files
 from penstock.spark.lake.files import Location
+from tests.helpers.threads import join, start
 from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
 from tests.spark.driver import PYTHONPATH, Process
 
@@ -152,15 +153,14 @@ def test_every_reader_sees_each_row_once_at_any_moment(tmp_path: Path) -> None:
             if max(Counter(found).values()) > 1 or sorted(found) != sorted(e for e, _ in stream.entries[: len(found)]):
                 wrong.append(found)
 
-    reader = threading.Thread(target=read)
-    reader.start()
+    reader = start(read)
     try:
-        for start in range(20, 120, 20):
-            fill(tmp_path, stream, start, 20)
+        for first in range(20, 120, 20):
+            fill(tmp_path, stream, first, 20)
             compact(tmp_path)
     finally:
         is_over.set()
-        reader.join()
+    join(reader)
     assert not wrong
     assert sorted(DeltaTable(tmp_path).to_pyarrow_table()["id"].to_pylist()) == sorted(e for e, _ in stream.entries)
 
@@ -212,7 +212,10 @@ def test_a_commit_and_a_checkpoint_survive_a_crash_of_the_machine(
     fill(tmp_path, stream, 0, 3)
     log = [f"{version:020d}.json" for version in range(4)]
     assert [name for name in synced if name in log] == log
-    assert synced[-3:] == [f"{3:020d}.checkpoint.parquet", "_last_checkpoint", "_delta_log"]
+    assert synced[-4:] == [f"{3:020d}.checkpoint.parquet", "_last_checkpoint", tmp_path.name, "_delta_log"]
+    synced.clear()
+    opened(tmp_path)  # the run before may have been killed before it synced
+    assert {f"{3:020d}.json", *(Path(e.path).name for e in files_of(tmp_path)[-1:])} <= {*synced}
 
 
 def test_who_opens_the_table_by_the_checkpoint_before_still_finds_it(

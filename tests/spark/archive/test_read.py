@@ -13,7 +13,17 @@ from penstock.errors import ConfigurationError, DataLost, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveRun, compact, read
 from tests.spark.archive.streams import Stream, archive, flip_a_bit_of_the_payload, opened
-from tests.spark.end_to_end.queries import START_MS, batch_sizes, column, entry_id, fill, read_stream, run_now, to_files
+from tests.spark.end_to_end.queries import (
+    START_MS,
+    batch_sizes,
+    column,
+    entry_id,
+    fill,
+    finished,
+    read_stream,
+    run_now,
+    to_files,
+)
 from tests.spark.end_to_end.queries import numbers as texts
 from tests.spark.end_to_end.queries import read as read_hot
 
@@ -29,9 +39,8 @@ def root(spark: SparkSession, stream_server: EmbeddedServer, stream_redis: redis
         headers = '{"a":"b"}'
         stream_redis.xadd("rich", {"data": f"{n}", "key": f"k{n}", "headers": headers, "x": b"\xff", "message_id": "m"})
     place = tmp_path / "cold"
-    ArchiveRun(place, "orders,rich", {"url": stream_server.url}, max_batch_rows=150).start(
-        spark, once=True
-    ).awaitTermination()
+    run = ArchiveRun(place, "orders,rich", {"url": stream_server.url}, max_batch_rows=150)
+    finished(run.start(spark, once=True))
     fill(stream_redis, "orders", 100, first=200)
     return place
 
@@ -70,7 +79,7 @@ def test_the_source_reads_both_as_one_stream_while_the_archive_goes_on(
 
     def archive_and_take(rows: DataFrame, batch: int) -> None:  # between the plan of a batch and its tasks
         if not batch:
-            ArchiveRun(root, "orders,rich", {"url": url}).start(spark, once=True).awaitTermination()
+            finished(ArchiveRun(root, "orders,rich", {"url": url}).start(spark, once=True))
             stream_redis.xtrim("orders", maxlen=0, approximate=False)
         seen.extend(column(rows))
 

@@ -19,7 +19,7 @@ from penstock.spark.archive.table import load_state
 from penstock.sync import ConsumerGroup, StreamClient
 from tests.spark.archive.streams import archived
 from tests.spark.driver import Driver
-from tests.spark.end_to_end.queries import entry_id, fill
+from tests.spark.end_to_end.queries import entry_id, fill, finished
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def run(spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path) -> R
     def archive(streams: str = "orders", **settings: Any) -> None:
         options = {"url": stream_server.url, "minPartitions": "2"}
         given = {"options": options, **settings}
-        ArchiveRun(tmp_path / "cold", streams, **given).start(spark, once=True).awaitTermination()
+        finished(ArchiveRun(tmp_path / "cold", streams, **given).start(spark, once=True))
 
     return archive
 

@@ -26,7 +26,7 @@ from tests.spark.archive.test_maintenance import COMPACT
 from tests.spark.archive.test_run import KILLED
 from tests.spark.clusters import fast_start
 from tests.spark.driver import PYTHONPATH, Driver, Process
-from tests.spark.end_to_end.queries import column, entry_id, fill, numbers
+from tests.spark.end_to_end.queries import column, entry_id, fill, finished, numbers
 from tests.spark.end_to_end.queries import read as read_hot
 from tests.spark.lake.test_delta import s3_options
 
@@ -103,7 +103,7 @@ def test_spark_archives_to_it_reads_it_with_redis_and_replays_it(
     fill(stream_redis, "orders", 200)
     for _ in range(2):  # the second run begins where the table ends
         run = ArchiveRun(root.uri, "orders", {"url": url}, max_batch_rows=150, storage_options=options)
-        run.start(spark, once=True).awaitTermination()
+        finished(run.start(spark, once=True))
     fill(stream_redis, "orders", 100, first=200)
     stream_redis.xtrim("orders", minid=entry_id(200), approximate=False)  # exactly what is archived
     assert [fields["data"] for _, fields in archived(root)] == [b"%d" % n for n in range(200)]
@@ -150,7 +150,7 @@ def test_a_driver_that_is_killed_leaves_nothing_out_and_nothing_twice(
     driver.kill()
     assert len(archived(root)) == (2_000 if step == "committed" else 1_000)
     run = ArchiveRun(root.uri, "orders", {"url": stream_server.url}, storage_options=options)
-    run.start(spark, once=True).awaitTermination()
+    finished(run.start(spark, once=True))
     assert [fields["data"] for _, fields in archived(root)] == [b"%d" % n for n in range(3_000)]
 
 

@@ -11,6 +11,7 @@ import redis
 
 from penstock.spark.source.offsets import lag
 from penstock.testing import Cluster
+from tests.spark.driver import PATIENCE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,8 +66,13 @@ def column(rows: DataFrame, name: str = "data") -> list[Any]:
 def run_now(writer: DataStreamWriter) -> StreamingQuery:
     """Runs a query over all that is there, and raises what it raises."""
     query = writer.trigger(availableNow=True).start()
-    query.awaitTermination()
+    finished(query)
     return query
+
+
+def finished(query: StreamingQuery) -> None:
+    """Waits until a query has ended by itself, and raises what it raises."""
+    assert query.awaitTermination(PATIENCE_S), f"the query still ran after {PATIENCE_S} s: {query.status}"
 
 
 def to_files(rows: DataFrame, place: Path | str, checkpoint: str) -> DataStreamWriter:

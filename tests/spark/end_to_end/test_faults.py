@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import Cluster
-from tests.helpers.threads import eventually
+from tests.helpers.threads import Task, eventually, join, start
 from tests.redis.slots import SlotMove
 from tests.spark.clusters import Standalone
 from tests.spark.driver import PATIENCE_S, Driver
@@ -28,6 +27,7 @@ from tests.spark.end_to_end.queries import (
     column,
     entry_id,
     fill,
+    finished,
     in_order,
     numbers,
     payloads,
@@ -111,7 +111,7 @@ def outputs(spark: SparkSession, place: Path, stream_redis: redis.Redis) -> tupl
 def finish(spark: SparkSession, place: Path, server: EmbeddedServer) -> None:
     """Runs both queries once more from their checkpoints, until all is copied."""
     for query in start_both(spark, str(place), server.url, server.unix_socket):
-        query.awaitTermination()
+        finished(query)
 
 
 @pytest.mark.slow
@@ -210,14 +210,13 @@ def test_a_query_outlives_a_restart_of_redis(
     server = start_server(directory=tmp_path / "redis", port=0)
     with redis.Redis.from_url(server.url) as client:
         fill(client, "orders", 20)
-    returning: list[threading.Thread] = []
+    returning: list[Task] = []
 
     def restart(_: int) -> None:
-        for thread in returning:
-            thread.join()
+        for task in returning:
+            join(task)
         server.kill()
-        returning.append(threading.Thread(target=come_back))
-        returning[-1].start()
+        returning.append(start(come_back))
 
     def come_back() -> None:  # when a task has begun to miss it
         status = spark.sparkContext.statusTracker()
@@ -225,8 +224,8 @@ def test_a_query_outlives_a_restart_of_redis(
         server.start()
 
     assert through(spark, server.url, checkpoint, restart) == numbers(20)
-    for thread in returning:
-        thread.join()
+    for task in returning:
+        join(task)
     assert len(returning) == (2 if HAS_LIMITS else 1)
 
 

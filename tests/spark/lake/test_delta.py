@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from penstock.errors import ConfigurationError
+from penstock.spark.lake import files
 from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged, statistics
 from penstock.spark.lake.files import Location, StoreFailed
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
@@ -130,6 +131,45 @@ def test_writers_that_make_or_widen_a_table_at_the_same_moment_all_get_it(locati
     assert [field.name for field in made.table.schema().fields] == wider.names
 
 
+def test_what_changes_a_table_on_a_disk_survives_a_crash_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, synced = tmp_path / "table", set[Path]()
+    sync = files.sync
+
+    def noted(path: Path) -> None:
+        sync(path)
+        synced.add(path)
+
+    def lost() -> set[str]:
+        """Returns the files that are new since the last call, and their folders, unless they were synced since then."""
+        found = {path for path in root.rglob("*.*") if path.is_file() and not path.name.endswith(".crc")} - known
+        known.update(found)
+        missing = (found | {path.parent for path in found}) - synced
+        synced.clear()
+        return {str(path.relative_to(root)) for path in missing}
+
+    known = set[Path]()
+    monkeypatch.setattr(files, "sync", noted)
+    location = Location.of(root)
+    settings = {"delta.checkpointInterval": "4", "delta.enableChangeDataFeed": "true"}
+    log = DeltaLog.create(location, SCHEMA, ["day"], settings)
+    assert not lost()
+    file = written(location, "day=mon%2Fday/1.parquet", range(3), tmp_path)
+    synced.clear()  # as if another process had written it
+    log.commit([file], app=("query", 1), keeps_log=False)
+    assert not lost()
+    log.add_columns(SCHEMA.append(pa.field("word", pa.string())))
+    assert not lost()
+    days = pa.array(["a b/c", "monday", "monday"])  # the log has the name of the first folder escaped
+    rows = DeltaTable(root).to_pyarrow_table().set_column(0, "day", days)
+    for batch in (2, 3, 4):
+        log.merge(rows, ["n", "day"], is_newer="true", deleted="deleted", app=("query", batch))
+        assert not lost(), batch
+    assert {path.name for path in root.iterdir()} >= {"day=mon%2Fday", "_change_data"}
+    assert any("checkpoint" in path.name for path in known)
+
+
 def test_readers_skip_files_by_their_statistics(location: Location, tmp_path: Path) -> None:
     log = DeltaLog.create(location, SCHEMA, ["day"])
     log.commit([written(location, f"{n}.parquet", range(n, n + 10), tmp_path) for n in (0, 10, 20)])
@@ -190,7 +230,7 @@ def test_a_store_that_cannot_be_reached_is_one_line(uri: str, options: dict[str,
 
 @pytest.mark.parametrize("uri", ["ftp://host/table", "s4://bucket/table"])
 def test_a_store_that_the_library_does_not_know_is_told(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{uri} is no place for a table .Unknown scheme: .*: use a path"):
+    with pytest.raises(ConfigurationError, match=f"^{uri} cannot hold a table .Unknown scheme: .*: use a path"):
         _ = Location.of(uri).store
 
 

@@ -17,6 +17,7 @@ from penstock.spark.lake.iceberg import BatchNote, IcebergTable, for_hadoop
 from penstock.spark.lake.partitions import Partitions
 from penstock.spark.pipeline import Iceberg
 from penstock.spark.pipeline.files import BatchKey
+from tests.helpers.threads import DEADLINE_S
 from tests.spark.pipeline.conftest import iceberg_catalogue, iceberg_rows
 
 SCHEMA = pa.schema([("n", pa.int64()), ("day", pa.string()), ("headers", pa.map_(pa.string(), pa.string()))])
@@ -104,7 +105,7 @@ def test_a_commit_beside_another_writer_is_repeated(sink: Iceberg, add: Add) -> 
 
 
 def test_writers_that_make_or_widen_a_table_at_the_same_moment_all_get_it(sink: Iceberg) -> None:
-    together, wider = threading.Barrier(4), SCHEMA.append(pa.field("word", pa.string()))
+    together, wider = threading.Barrier(4, timeout=DEADLINE_S), SCHEMA.append(pa.field("word", pa.string()))
 
     def open_(schema: pa.Schema) -> None:
         together.wait()

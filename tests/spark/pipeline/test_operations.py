@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -38,6 +37,7 @@ from penstock.spark.pipeline.reset import plan_reset, reset
 from penstock.spark.pipeline.running import PipelineFailed, Report, Run, is_transient_failure
 from penstock.spark.pipeline.status import Driver, PipelineBusy, Places, status
 from penstock.spark.pipeline.validation import PipelineInvalid
+from tests.helpers.threads import DEADLINE_S, join, start
 from tests.spark.pipeline.conftest import SHOP, add_orders
 
 if TYPE_CHECKING:
@@ -309,18 +309,19 @@ def test_a_data_set_is_named_by_host_port_and_path_alone(sink: Any, namespace: s
 
 def test_a_server_that_speaks_no_http_stops_nothing_and_shows_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(DEADLINE_S)
 
         def answer() -> None:
             connection, _ = server.accept()
             with connection:
+                connection.settimeout(DEADLINE_S)
                 connection.recv(65_536)
                 connection.sendall(b"hunter2 is no status\r\n\r\n")
 
-        thread = threading.Thread(target=answer)
-        thread.start()
+        answering = start(answer)
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         LineageRun(declared(Lineage(url)), is_continuous=True).emit("START")
-        thread.join()
+        join(answering)
     LineageRun(declared(Lineage("http://host:port hunter2/")), is_continuous=True).emit("FAIL")
     assert "could not send the OpenLineage event START" in caplog.text
     assert "could not send the OpenLineage event FAIL" in caplog.text
@@ -341,11 +342,10 @@ def test_lineage_is_told_to_a_server_and_one_that_is_away_stops_nothing(caplog: 
             pass
 
     with HTTPServer(("127.0.0.1", 0), Server) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
+        answering = start(server.handle_request)
         url = f"http://127.0.0.1:{server.server_port}/api/v1/lineage"
         LineageRun(declared(Lineage(url, token="t0ken")), is_continuous=True).emit("START")
-        thread.join()
+        join(answering)
     [(authorization, event)] = received
     assert authorization == "Bearer t0ken"
     assert event["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
@@ -371,12 +371,11 @@ def test_the_token_of_a_lineage_server_does_not_follow_a_redirect(caplog: pytest
             pass
 
     with HTTPServer(("127.0.0.1", 0), Server) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+        answering = start(server.serve_forever)
         url = f"http://127.0.0.1:{server.server_port}/"
         LineageRun(declared(Lineage(url, token="t0ken")), is_continuous=True).emit("START")
         server.shutdown()
-        thread.join()
+        join(answering)
     assert not asked
     assert "could not send the OpenLineage event START" in caplog.text
     assert "302" in caplog.text

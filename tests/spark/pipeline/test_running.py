@@ -34,6 +34,7 @@ from penstock.spark.pipeline.sinks.console import ConsoleWriter
 from penstock.spark.pipeline.sinks.delta import DeltaWriter
 from penstock.spark.pipeline.sinks.staged import as_json
 from penstock.spark.pipeline.status import status
+from tests.helpers.threads import DEADLINE_S
 from tests.spark.limits import HAS_LIMITS, limit
 from tests.spark.pipeline.conftest import SHOP, add_orders, dead_letters
 
@@ -310,11 +311,12 @@ def test_a_batch_that_hangs_is_an_alarm_before_it_ends(
 
     listener = Listener()
     logging.getLogger("penstock.spark").addHandler(listener)
-    running._mark = lambda step: step == "parquet written" and told.wait()
+    running._mark = lambda step: step == "parquet written" and told.wait(DEADLINE_S)
     try:
         report = running.run()
     finally:
         logging.getLogger("penstock.spark").removeHandler(listener)
+    assert told.is_set(), f"nothing said in {DEADLINE_S} s that the batch hangs"
     assert len(report.alarms) == 1
 
 

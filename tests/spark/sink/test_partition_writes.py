@@ -265,10 +265,9 @@ def test_a_server_that_is_restarted(start_server: Callable[..., EmbeddedServer],
     def restarting() -> Iterator[pa.RecordBatch]:
         for number, made in enumerate(batches(ROWS)):
             if number == 2:
-                restart = threading.Thread(target=server.restart)
-                restart.start()
+                restart = start(server.restart)
             yield made
-        restart.join()
+        join(restart)
 
     write(chosen, restarting())
     with redis.Redis(unix_socket_path=server.unix_socket, protocol=2) as raw:

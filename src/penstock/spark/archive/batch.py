@@ -54,6 +54,7 @@ class BatchArchiver:
         if self.table.exists():
             self.table.follow(self.state)
             self._last = self.table.last_append()
+            self.table.log.make_durable()  # retention may trim what is archived, by whomever
         for staging in self.table.left_behind("batch"):  # a compaction may be running at the same time
             self.table.take_back(staging, self.state)
 

@@ -26,7 +26,7 @@ _opened: dict[tuple[int, Location], ColdLog] = {}
 
 @dataclass(frozen=True)
 class Segment:
-    """Every entry behind `start`, up to and with `end`."""
+    """Every entry after `start`, up to and with `end`."""
 
     start: Position
     end: Position
@@ -53,7 +53,7 @@ class Coverage:
         return sum(entry.rows for entry in self.files)
 
     def holding(self, entry_id: str) -> Segment | None:
-        """Return the segment that holds what comes behind an id."""
+        """Return the segment that holds what comes after an id."""
         here = ids.parse(entry_id)
         number = bisect_right(self._starts, here) - 1
         if number < 0 or here >= ids.parse(self.segments[number].end.id):
@@ -66,7 +66,7 @@ class Coverage:
         return next((segment for segment in reversed(self.segments) if ids.parse(segment.end.id) <= here), None)
 
     def next_start(self, entry_id: str) -> Position | None:
-        """Return where the next segment behind an id begins."""
+        """Return where the next segment after an id begins."""
         number = bisect_right(self._starts, ids.parse(entry_id))
         return self.segments[number].start if number < len(self.segments) else None
 
@@ -123,7 +123,7 @@ class ColdLog:
         table = ArchiveTable(location)
         identity = table.log.identity
         log = _opened.get(key)
-        if log is None or log.identity != identity:  # another archive was put in its place
+        if log is None or log.identity != identity:  # another archive was created at its path
             log = _opened[key] = cls(table)
         log.refresh()
         return log

@@ -58,7 +58,7 @@ def read_rows(table: ArchiveTable, entry: FileEntry) -> Iterator[pa.RecordBatch]
 def read_entries(
     table: ArchiveTable, entry: FileEntry, after: str, upto: str, *, ids_only: bool = False
 ) -> Iterator[list[Entry]]:
-    """Return the entries behind an id, up to and with another one; with `ids_only` they have no fields."""
+    """Return the entries after an id, up to and with another one; with `ids_only` they have no fields."""
     with _opened(table, entry) as source:
         groups = [n for n in range(source.num_row_groups) if _may_hold(source, n, after, upto)]
         columns = _IDS if ids_only else _ALL

@@ -209,7 +209,7 @@ class _Column:
 
 @dataclass(frozen=True)
 class ArchiveTask:
-    """Settings that travel to the tasks."""
+    """Settings that are pickled into the tasks."""
 
     location: Location
     staging: str
@@ -248,7 +248,7 @@ class _Sorter:
         for piece in pieces:
             self._pieces.setdefault(piece.stream, []).append(piece)
         self._writer: FileWriter | None = None
-        self._place: tuple[str, int, int] | None = None
+        self._partition: tuple[str, int, int] | None = None
         self._made: list[StagedFile] = []
 
     def take(self, batch: pa.RecordBatch) -> None:
@@ -275,11 +275,11 @@ class _Sorter:
                 self._put((stream, int(numbers[start]), int(days[start])), batch.slice(start, end - start))
             start = end
 
-    def _put(self, place: tuple[str, int, int], batch: pa.RecordBatch) -> None:
+    def _put(self, partition: tuple[str, int, int], batch: pa.RecordBatch) -> None:
         is_full = self._writer is not None and self._writer.rows >= self._max_rows
-        if self._writer is None or place != self._place or is_full:
+        if self._writer is None or partition != self._partition or is_full:
             self._finish()
-            self._writer, self._place = FileWriter(self._store, self._staging, place[0]), place
+            self._writer, self._partition = FileWriter(self._store, self._staging, partition[0]), partition
         self._writer.add(stored(batch))
 
     def _finish(self) -> None:

@@ -30,19 +30,19 @@ class HybridState(StreamState):
     coverage: Coverage
 
     def gap(self, stream: str, at: Position) -> Gap | None:
-        """Return what is missing behind a position in both; a gap of 0 entries is where reading continues elsewhere."""
+        """Return what is missing after a position in both; a gap of 0 entries is where reading continues elsewhere."""
         if self.coverage.holding(at.id) is not None:
             return None
         ended = self.coverage.ending_by(at.id) if at.rank is None else None
         if ended is not None and ended.end.id == at.id:
             at = ended.end
         elif ended is not None and find_gap(stream, ended.end, self.hot) is None:
-            return None  # a place between two entries, which has no rank: nothing is missing behind the one before it
+            return None  # a position between two entries, which has no rank: nothing is missing after the one before it
         found = find_gap(stream, at, self.hot)
         return None if found is None else narrowed(found, at, self.coverage.next_start(at.id))
 
     def reach(self, stream: str, start: Position, end: Position) -> Position:
-        """Return the end, or the place before it behind which something is missing."""
+        """Return the end, or the position before it after which something is missing."""
         at = start
         while ids.parse(at.id) < ids.parse(end.id):
             segment = self.coverage.holding(at.id)
@@ -213,14 +213,14 @@ class HybridLog(RedisLog):
         return HybridScanner(self.hot_scanner(), self.cold)
 
     def start(self, stream: str, bound: Bound, state: StreamState | None) -> Position:
-        """Return the position behind which reading begins; the archive knows the rank of an archived one."""
+        """Return the position after which reading begins; the archive knows the rank of an archived one."""
         found = super().start(stream, bound, state)
         if found.rank is not None or not isinstance(state, HybridState):
             return found
         return Position(found.id, self.cold.rank(stream, found.id))
 
     def gap(self, stream: str, at: Position, state: StreamState | None) -> Gap | None:
-        """Return what is in neither of them behind a position."""
+        """Return what is in neither of them after a position."""
         return state.gap(stream, at) if isinstance(state, HybridState) else super().gap(stream, at, state)
 
     def reach(self, stream: str, start: Position, end: Position, state: StreamState) -> Position:

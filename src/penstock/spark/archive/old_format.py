@@ -40,13 +40,13 @@ def import_archive(
 
     Raises: ArchiveMissing, ArchiveDamaged, and ArchiveConflict for a stream that the new archive has with other ids.
     """
-    place = Location.of(old, what="archive").local
-    if place is None or not (place / "_manifest").is_dir():
+    old_root = Location.of(old, what="archive").local
+    if old_root is None or not (old_root / "_manifest").is_dir():
         raise ArchiveMissing(f"there is no archive of the old format at {old}: the folder _manifest is missing")
     table = ArchiveTable.of(root, storage_options)
-    if table.location.local == place:
+    if table.location.local == old_root:
         raise ConfigurationError("--archive must differ from --from: the old archive is not changed")
-    files, ranges = _state(place / "_manifest")
+    files, ranges = _state(old_root / "_manifest")
     table.location.check_writable("archive")
     if table.location.local is not None:
         make_directory(table.location.local)
@@ -62,7 +62,7 @@ def import_archive(
                 continue
             entries = [each for each in files.values() if each["stream"] == stream]
             with table.staging("import", state) as staging:
-                staged = [_copied(table, staging, place, each) for each in sorted(entries, key=_first)]
+                staged = [_copied(table, staging, old_root, each) for each in sorted(entries, key=_first)]
                 table.place(staging, (made.entry for made in staged))
                 table.append(state, ranges[stream], {made.entry: made.stats for made in staged})
             rows = sum(made.entry.rows for made in staged)
@@ -99,10 +99,10 @@ def _first(entry: Mapping[str, Any]) -> tuple[int, int]:
     return ids.parse(entry["first"])
 
 
-def _copied(table: ArchiveTable, staging: str, place: Path, entry: Mapping[str, Any]) -> StagedFile:
+def _copied(table: ArchiveTable, staging: str, root: Path, entry: Mapping[str, Any]) -> StagedFile:
     """Copy one file, after its bytes were compared with the manifest."""
-    file = place / entry["path"]
-    if not file.resolve().is_relative_to(place.resolve()):
+    file = root / entry["path"]
+    if not file.resolve().is_relative_to(root.resolve()):
         raise ArchiveDamaged(f"{file} points outside of the archive and was not read")
     try:
         with file.open("rb") as source:

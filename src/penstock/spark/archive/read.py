@@ -1,4 +1,4 @@
-"""What an archive holds, and its entries as a table: alone or with what Redis holds behind it, each entry once."""
+"""What an archive holds, and its entries as a table: alone or with what Redis holds after it, each entry once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(
 ) -> DataFrame:
     """Return archived entries with the columns of the source; from a time on, and before another one.
 
-    With `hot`, the options of the source (`url` and so on), also what Redis holds behind the last archived id. The
+    With `hot`, the options of the source (`url` and so on), also what Redis holds after the last archived id. The
     files are those that the table consists of when this is called.
 
     Guarantees: no entry twice. None is missing: one that was trimmed before it was archived raises DataLost now or

@@ -106,8 +106,8 @@ class ArchiveRun:
         rows = spark.readStream.format("redis_streams").schema("id string").options(**options).load()
         checkpoint = _checkpoint(table.location)
         # Said outright: on most clusters of YARN a plain path is in HDFS, and this one is read here.
-        place = f"file:{checkpoint}"
-        writer = rows.writeStream.queryName(f"archive {table.location}").option("checkpointLocation", place)
+        location = f"file:{checkpoint}"
+        writer = rows.writeStream.queryName(f"archive {table.location}").option("checkpointLocation", location)
         source = SourceOptions.parse(options)
         compacts = self.compacts
 
@@ -187,7 +187,7 @@ def _hold(lock: ArchiveLock, query: StreamingQuery) -> None:
 
 
 def starting_after(ends: Mapping[str, Position]) -> str:
-    """Return the option startingOffsets for reading on behind some positions; other streams begin at their start."""
+    """Return the option startingOffsets for reading on after some positions; other streams begin at their start."""
     return json.dumps(
         {name: f"({at.id}" if at.rank is None else {"id": at.id, "n": at.rank} for name, at in ends.items()}
     )
@@ -227,9 +227,9 @@ def _checkpoint(location: Location) -> Path:
     """
     if location.local is not None:
         return location.local / _CHECKPOINT
-    place = Path(tempfile.mkdtemp(prefix="penstock-archive-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return place
+    folder = Path(tempfile.mkdtemp(prefix="penstock-archive-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def offsets_of(checkpoint: Path, batch: int) -> Offsets:

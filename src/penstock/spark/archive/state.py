@@ -79,9 +79,9 @@ def _apart(fields: Any) -> tuple[Any, Any]:
     names, values = fields.keys.slice(start, stop - start), fields.items.slice(start, stop - start)
     is_data = np.asarray(pc.equal(names, "data").cast(pa.uint8())).astype(bool)
     row_of = np.repeat(np.arange(len(fields)), np.diff(offsets))
-    place = np.full(len(fields), -1, np.int64)
-    place[row_of[is_data]] = np.flatnonzero(is_data)
-    data = values.take(pa.array(place, pa.int64(), mask=place < 0))
+    row_index = np.full(len(fields), -1, np.int64)
+    row_index[row_of[is_data]] = np.flatnonzero(is_data)
+    data = values.take(pa.array(row_index, pa.int64(), mask=row_index < 0))
     kept = pa.array(~is_data)
     before = np.concatenate([[0], np.cumsum(~is_data)])
     ends = pa.array(before[offsets - start].astype(np.int32))
@@ -96,13 +96,13 @@ def is_behind(ms: Numbers, seq: Numbers, entry_id: str) -> Mask:
 
 
 def is_between(batch: pa.RecordBatch, after: str, upto: str) -> Mask:
-    """Return for each row whether its id is behind one id, and not behind another."""
+    """Return for each row whether its id is after one id, and not after another."""
     ms, seq = unsigned(batch.column("ms")), unsigned(batch.column("seq"))
     return is_behind(ms, seq, after) & ~is_behind(ms, seq, upto)
 
 
 def between(batch: pa.RecordBatch, after: str, upto: str) -> pa.RecordBatch:
-    """Return the rows behind one id, up to and with another."""
+    """Return the rows after one id, up to and with another."""
     mask = is_between(batch, after, upto)
     return batch if bool(mask.all()) else batch.filter(pa.array(mask))
 
@@ -154,7 +154,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class RangeEntry:
-    """A range of ids that is archived: behind `after`, up to and with `upto`; `*_n` are their ranks where known."""
+    """A range of ids that is archived: after the id `after`, up to and with `upto`; `*_n` are their known ranks."""
 
     stream: str
     after: str
@@ -171,8 +171,8 @@ class RangeEntry:
 
     def joined(self, later: RangeEntry) -> RangeEntry | None:
         """Return this range and the next one as one; None if they do not meet."""
-        is_same_place = self.upto == later.after or (self.upto_n is not None and self.upto_n == later.after_n)
-        if later.lost != 0 or not is_same_place or ids.parse(later.after) < ids.parse(self.upto):
+        is_same_position = self.upto == later.after or (self.upto_n is not None and self.upto_n == later.after_n)
+        if later.lost != 0 or not is_same_position or ids.parse(later.after) < ids.parse(self.upto):
             return None
         return replace(self, upto=later.upto, upto_n=later.upto_n, rows=self.rows + later.rows)
 

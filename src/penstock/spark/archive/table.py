@@ -73,7 +73,7 @@ _in_use: set[tuple[Location, str]] = set()  # staging folders of commits that th
 
 
 def load_state(root: str | Path | Location, options: Mapping[str, str] | None = None) -> State:
-    """Return what is archived at a place; raise ArchiveMissing if there is no archive."""
+    """Return what is archived at a path or address; raise ArchiveMissing if there is no archive."""
     return ArchiveTable.of(root, options).load()
 
 
@@ -86,7 +86,7 @@ class ArchiveTable:
 
     @classmethod
     def of(cls, root: str | Path | Location, options: Mapping[str, str] | None = None) -> ArchiveTable:
-        """Return the table at a place; there may be none yet."""
+        """Return the table at a path or address; there may be none yet."""
         return cls(Location.of(root, options, "archive"))
 
     def exists(self) -> bool:
@@ -242,7 +242,7 @@ class ArchiveTable:
         """Write down the ranges and shorten the log, if there are enough new commits to pay for it.
 
         In this order: a commit that is deleted has its ranges elsewhere by then, and who opens the table by the
-        checkpoint before this one still finds it and the commits behind it.
+        checkpoint before this one still finds it and the commits after it.
         """
         if self.since_noted(state) < _MAINTAIN_EVERY:
             return
@@ -271,7 +271,7 @@ class ArchiveTable:
         return [file for file in stored if file.path.startswith("stream=") and file.path not in known]
 
     def is_forgotten(self, file: StoredFile, state: State) -> bool:
-        """Tell whether an unknown file was replaced so long ago that the log has forgotten it: its ids are archived."""
+        """Return whether an unknown file was replaced so long ago that the log lost it: its ids are archived."""
         match = FILE.fullmatch(file.path)
         if match is None or file.modified_ms > time.time_ns() // 1_000_000 - DAY_MS:
             return False
@@ -363,8 +363,8 @@ class ArchiveTable:
                 raise _linked(part)
 
 
-def _linked(place: Path) -> ArchiveDamaged:
-    return ArchiveDamaged(f"{place} is a symbolic link that points outside of the archive, and was not read")
+def _linked(path: Path) -> ArchiveDamaged:
+    return ArchiveDamaged(f"{path} is a symbolic link that points outside of the archive, and was not read")
 
 
 def _next(log: DeltaLog, app: str) -> tuple[str, int]:

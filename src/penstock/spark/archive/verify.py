@@ -37,7 +37,7 @@ class ArchiveFinding:
     text: str
 
     def __str__(self) -> str:
-        """Tell it in one line."""
+        """Describe it in one line."""
         return f"{self.what}: {self.where}: {self.text}"
 
 
@@ -61,7 +61,7 @@ class VerificationReport:
 def verify(
     root: str | Path | Location, *, rows: bool = False, storage_options: Mapping[str, str] | None = None
 ) -> VerificationReport:
-    """Look at everything that the table speaks of, and for what it does not speak of.
+    """Look at everything that the table refers to, and for files that it does not refer to.
 
     With `rows` the files are also decoded and their rows compared; without it their bytes are, which finds any change
     that was made after the commit.
@@ -127,7 +127,7 @@ def _unknown(table: ArchiveTable, state: State, stored: Sequence[StoredFile]) ->
     """Yield files that are no part of the table, were not replaced lately, and belong to no run that is at work."""
     unknown = table.unknown_files(stored, state)
     for file in (each for each in unknown if not table.is_forgotten(each, state)):  # those a compaction deletes
-        text = "no commit refers to it; a killed run may have left it behind"
+        text = "no commit refers to it; a killed run may have left it"
         yield ArchiveFinding("unknown file", f"{table.location}/{file.path}", text)
 
 

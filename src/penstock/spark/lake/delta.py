@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from penstock.errors import PenstockError
-from penstock.spark.lake.files import Location, one_line, translated
+from penstock.spark.lake.files import Location, make_directory, one_line, translated
 from penstock.spark.runtime.versions import required
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class DeltaLog:
         with _translated(location):
             from deltalake.transaction import CommitProperties
 
+            if location.local is not None:
+                make_directory(location.local)
             try:
                 table = library().DeltaTable.create(
                     location.uri,
@@ -107,7 +109,7 @@ class DeltaLog:
             except _conflict():  # another writer was faster
                 table = library().DeltaTable(location.uri, storage_options=dict(location.options))
         made = cls(location, table)
-        made._make_durable(0)
+        made.make_durable()
         return made
 
     @property
@@ -117,7 +119,7 @@ class DeltaLog:
 
     @property
     def identity(self) -> str:
-        """What distinguishes this table from one created later in the same place."""
+        """What distinguishes this table from one created later at the same path."""
         return str(self._table.metadata().id)
 
     @property
@@ -168,8 +170,7 @@ class DeltaLog:
             custom_metadata=None if info is None else dict(info),
             app_transactions=None if app is None else [delta.Transaction(*app)],
         )
-        known = self.version
-        with _translated(self.location):
+        with self._made_durable(), _translated(self.location):
             try:
                 self._table.create_write_transaction(
                     actions,
@@ -181,16 +182,29 @@ class DeltaLog:
                 )
             except _conflict() as error:
                 raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
-        self.refresh()
-        self._make_durable(known + 1)
         return self.version
 
-    def _make_durable(self, first: int) -> None:
-        """Let the commits from one on survive a crash of the machine: the library leaves that to others."""
-        self._sync(*(f"{version:020d}.json" for version in range(first, self.version + 1)))
+    def make_durable(self, after: int | None = None) -> None:
+        """Sync the last commit, or all after a version, with the files that they add, if the table is on a disk.
 
-    def _sync(self, *names: str) -> None:
-        self.location.store.sync(f"_delta_log/{name}" for name in names)
+        The library syncs nothing, and a writer may have been killed between its commit and this.
+        """
+        if self.location.local is None:
+            return
+        store, paths = self.location.store, []
+        for version in range(self.version if after is None else after + 1, self.version + 1):
+            commit = _commit_path(version)
+            with suppress(FileNotFoundError):  # the log was shortened
+                paths += [*_added(store.read(commit)), commit, *_checkpoint_paths(version)]
+        store.sync(paths)
+
+    @contextmanager
+    def _made_durable(self) -> Iterator[None]:
+        """Take in a change of the table, and sync it."""
+        known = self.version
+        yield
+        self.refresh()
+        self.make_durable(known)
 
     def has(self, batch: tuple[str, int]) -> bool:
         """Return whether the table, as it is known here, has a batch of an application, or a later one."""
@@ -209,7 +223,7 @@ class DeltaLog:
         missing = [field for field in wanted.fields if field.name not in there]
         if not missing:
             return
-        with _translated(self.location):
+        with self._made_durable(), _translated(self.location):
             try:
                 self._table.alter.add_columns(missing)
             except _conflict():  # another writer has changed the table, and may have added them
@@ -242,10 +256,11 @@ class DeltaLog:
             merger = merger.when_matched_delete(f's."{deleted}" = 1 AND {is_newer}')
         merger = merger.when_matched_update(updates, is_newer)
         merger = merger.when_not_matched_insert(updates, f's."{deleted}" = 0' if has_deletes else None)
-        try:
-            merger.execute()
-        except _conflict() as error:
-            raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
+        with self._made_durable():
+            try:
+                merger.execute()
+            except _conflict() as error:
+                raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
 
     def files(self) -> list[DataFile]:
         """Return the files that the table consists of."""
@@ -261,13 +276,13 @@ class DeltaLog:
         ]
 
     def infos(self, after: int) -> Iterator[tuple[int, Info]]:
-        """Return what each commit behind a version says of itself, up to the version that is known here.
+        """Return the information in each commit after a version, up to the version that is known here.
 
         Raises: FileNotFoundError if the log does not go back that far, LogDamaged if it cannot be read.
         """
         store = self.location.store
         for version in range(after + 1, self.version + 1):
-            name = f"_delta_log/{version:020d}.json"
+            name = _commit_path(version)
             try:
                 yield version, _info(store.read(name))
             except (ValueError, TypeError, RecursionError) as error:
@@ -277,7 +292,7 @@ class DeltaLog:
         """Write the state of the table into one file, from which it is opened then."""
         with _translated(self.location):
             self._table.create_checkpoint()
-        self._sync(f"{self.version:020d}.checkpoint.parquet", "_last_checkpoint")
+        self.location.store.sync(_checkpoint_paths(self.version))
 
     def clean_log(self) -> None:
         """Delete the commits before the last checkpoint that are older than `delta.logRetentionDuration`."""
@@ -289,8 +304,7 @@ class DeltaLog:
 
         With `everything` also those that the log does not know: no other writer may be about to commit them.
         """
-        known = self.version
-        with _translated(self.location):
+        with self._made_durable(), _translated(self.location):  # it notes in the log what it has deleted
             found = self._table.vacuum(
                 retention_hours=math.ceil(older_than_s / _HOUR_S),
                 dry_run=dry_run,
@@ -298,8 +312,6 @@ class DeltaLog:
                 full=everything,
                 post_commithook_properties=_keeping_log(),
             )
-        self.refresh()  # it notes in the log what it has deleted
-        self._make_durable(known + 1)
         return list(found)
 
     def removed(self) -> set[str]:
@@ -324,6 +336,22 @@ def _keeping_log() -> Any:
 
 def _texts(column: Any) -> list[str | None]:
     return [None if value is None else str(value) for value in column.to_pylist()]
+
+
+def _commit_path(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"
+
+
+def _checkpoint_paths(version: int) -> list[str]:
+    return [f"_delta_log/{version:020d}.checkpoint.parquet", "_delta_log/_last_checkpoint"]
+
+
+def _added(content: bytes) -> Iterator[str]:
+    """Yield the paths of the files that a commit adds, for readers of rows and of changes."""
+    for line in content.splitlines():
+        action = json.loads(line)
+        for kind in action.keys() & {"add", "cdc"}:
+            yield unquote(action[kind]["path"])
 
 
 def _info(content: bytes) -> Info:
@@ -373,7 +401,7 @@ def statistics(footer: pq.FileMetaData, without: Collection[str] = ()) -> str:
 
 
 def _at_least(value: object, zone: str) -> object:
-    """Return a value as the log has it, rounded down where it cannot be exact; None if it has no place there."""
+    """Return a value as the log has it, rounded down where it cannot be exact; None if the log cannot hold it."""
     if isinstance(value, datetime):
         return _time(value - timedelta(microseconds=value.microsecond % 1000), zone)
     if isinstance(value, str):
@@ -382,7 +410,7 @@ def _at_least(value: object, zone: str) -> object:
 
 
 def _at_most(value: object, zone: str) -> object:
-    """Return a value as the log has it, rounded up where it cannot be exact; None if it has no place there."""
+    """Return a value as the log has it, rounded up where it cannot be exact; None if the log cannot hold it."""
     if isinstance(value, datetime):
         rest = value.microsecond % 1000
         return _time(value - timedelta(microseconds=rest) + _MS if rest else value, zone)

@@ -43,7 +43,7 @@ def no_fail_point(_: str) -> None:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a table is. It is pickled into tasks; its text shows no secret."""
+    """The path or address of a table, and its store's options. It is pickled into tasks; its text shows no secret."""
 
     uri: str  # an absolute path, or an address such as s3://bucket/folder
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -91,7 +91,7 @@ class Location:
         return RemoteStore(self) if local is None else LocalStore(local)
 
     def check_writable(self, what: str = "table") -> None:
-        """Raise ConfigurationError if the place is on a disk where nothing can be written; write nothing."""
+        """Raise ConfigurationError if it is on a disk where nothing can be written; write nothing."""
         if self.local is not None:
             check_writable(self.local, what)
 
@@ -119,12 +119,12 @@ class LocalStore:
         self.root = root
 
     def _at(self, path: str) -> Path:
-        place = self.root
+        file = self.root
         for part in Path(path).parts:
-            place /= part
-            if part == ".." or place == Path(part) or place.is_symlink():  # an absolute path replaces what is before it
-                raise LeadsOut(f"{place} is a symbolic link or outside of {self.root}, and is not used")
-        return place
+            file /= part
+            if part == ".." or file == Path(part) or file.is_symlink():  # an absolute path replaces what is before it
+                raise LeadsOut(f"{file} is a symbolic link or outside of {self.root}, and is not used")
+        return file
 
     def opened(self, path: str) -> Any:
         """Return what pyarrow reads a file from; raise FileNotFoundError if it does not exist."""
@@ -180,14 +180,17 @@ class LocalStore:
         sync(target.parent)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Make files written by others survive a crash of the machine; skip those that no longer exist."""
-        folders = set()
+        """Make files written by others, and the folders that they are in, survive a crash of the machine.
+
+        Files that no longer exist are skipped.
+        """
+        folders = set[Path]()
         for path in paths:
             with suppress(FileNotFoundError):
-                place = self._at(path)
-                sync(place)
-                folders.add(place.parent)
-        for folder in folders:
+                file = self._at(path)
+                sync(file)
+                folders.update(folder for folder in file.parents if folder.is_relative_to(self.root))
+        for folder in sorted(folders):
             sync(folder)
 
     def info(self, path: str) -> StoredFile:
@@ -217,14 +220,14 @@ class LocalStore:
 
 
 def one_line(error: BaseException) -> str:
-    """Return what the library says, without colours and the stack of Rust, its causes behind one another."""
+    """Return what the library says, without colours and the stack of Rust, its causes one after the other."""
     text = _COLOUR.sub("", str(error)).strip() or type(error).__name__
     return " ".join(_CAUSE.sub(": ", _STACK.split(text)[0]).split())
 
 
 @contextmanager
 def translated(location: Location) -> Iterator[None]:
-    """Raise StoreFailed for what the library says of a store. A file that does not exist is none of that."""
+    """Raise StoreFailed for what the library says of a store. A file that does not exist stays FileNotFoundError."""
     try:
         yield
     except FileNotFoundError:
@@ -248,7 +251,7 @@ class RemoteStore:
         except DeltaError as error:
             why = one_line(error).partition(" Known schemes:")[0]
             raise ConfigurationError(
-                f"{location} is no place for a table ({why}): use a path, s3://, gs://, abfss:// or hdfs://"
+                f"{location} cannot hold a table ({why}): use a path, s3://, gs://, abfss:// or hdfs://"
             ) from None
         self._files = PyFileSystem(self._handler)
 
@@ -346,43 +349,43 @@ def _described(path: str, found: Any) -> StoredFile:
     return StoredFile(path, int(found.size or 0), modified_ns // 1_000_000)
 
 
-def sync(place: Path) -> None:
+def sync(path: Path) -> None:
     """Make the content of a file, or the names in a folder, survive a crash of the machine."""
-    descriptor = os.open(place, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def make_directory(place: Path) -> None:
+def make_directory(folder: Path) -> None:
     """Make a folder and its parents, durably."""
     missing = []
-    while not place.is_dir():
-        missing.append(place)
-        place = place.parent
+    while not folder.is_dir():
+        missing.append(folder)
+        folder = folder.parent
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
         sync(each.parent)
 
 
-def why_unwritable(place: Path) -> str | None:
+def why_unwritable(folder: Path) -> str | None:
     """Return why no file can be made in a folder, or in the nearest that exists above it; None if one can."""
     try:
-        while not place.exists() and place != place.parent:
-            place = place.parent
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
     except OSError as error:  # a name that is too long
         return error.strerror
-    if not place.is_dir():
-        return f"{place} is not a directory"
+    if not folder.is_dir():
+        return f"{folder} is not a directory"
     try:
-        Path(tempfile.mkdtemp(prefix=".penstock-", dir=place)).rmdir()  # permissions alone say nothing about root
+        Path(tempfile.mkdtemp(prefix=".penstock-", dir=folder)).rmdir()  # permissions alone say nothing about root
     except OSError as error:
-        return f"cannot write to {place} ({error.strerror or error}); check its owner and permissions"
+        return f"cannot write to {folder} ({error.strerror or error}); check its owner and permissions"
     return None
 
 
-def check_writable(place: Path, what: str) -> None:
+def check_writable(folder: Path, what: str) -> None:
     """Raise ConfigurationError unless files can be made in a folder, or in the nearest that exists above it."""
-    if why := why_unwritable(place):
-        raise ConfigurationError(f"{what} {place}: {why}")
+    if why := why_unwritable(folder):
+        raise ConfigurationError(f"{what} {folder}: {why}")

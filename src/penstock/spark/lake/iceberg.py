@@ -23,7 +23,7 @@ _ATTEMPTS = 5
 # PyIceberg's, and SQLAlchemy's for catalogues in a database.
 _RACES = ("CommitFailedException", "NamespaceAlreadyExistsError", "TableAlreadyExistsError", "IntegrityError")
 _CATALOGUE_TABLE = "iceberg_tables"
-_PLACE, _THERE = "_penstock_place", "_penstock_there"
+_NUMBER, _THERE = "_penstock_number", "_penstock_there"
 
 
 class IcebergMissing(PenstockError):
@@ -126,7 +126,7 @@ class IcebergTable:
 
     # --- before anything runs ---
 
-    def places(self) -> Iterator[str]:
+    def paths(self) -> Iterator[str]:
         """Yield where the catalogue and its tables are, as far as the properties say."""
         if file := self._sqlite_file():
             yield str(file.parent)
@@ -160,8 +160,8 @@ class IcebergTable:
 
     def _sqlite_file(self) -> Path | None:
         uri = self._properties.get("uri", "")
-        place = uri.removeprefix(_SQLITE).partition("?")[0]
-        return Path(place) if uri.startswith(_SQLITE) and place else None
+        path = uri.removeprefix(_SQLITE).partition("?")[0]
+        return Path(path) if uri.startswith(_SQLITE) and path else None
 
     def _has_catalogue(self) -> bool:
         file = self._sqlite_file()  # which SQLite would make to look at it
@@ -330,10 +330,10 @@ def _not_older(rows: pa.Table, there: pa.Table, how: Merge) -> pa.Table:
     if how.order is None or how.order in how.key or not len(there):
         return rows
     keys = list(how.key)
-    numbered = rows.select([*keys, how.order]).append_column(_PLACE, pa.array(range(len(rows)), pa.int64()))
+    numbered = rows.select([*keys, how.order]).append_column(_NUMBER, pa.array(range(len(rows)), pa.int64()))
     joined = numbered.join(there.rename_columns([*keys, _THERE]), keys=keys, join_type="left outer")
     is_newer = pc.fill_null(pc.greater_equal(joined[how.order], joined[_THERE]), fill_value=False)
-    return rows.take(joined.filter(pc.or_(pc.is_null(joined[_THERE]), is_newer))[_PLACE])
+    return rows.take(joined.filter(pc.or_(pc.is_null(joined[_THERE]), is_newer))[_NUMBER])
 
 
 def _described(table: Any) -> Described:

@@ -42,7 +42,7 @@ class IcebergJavaTable:
     # --- before anything runs ---
 
     def is_there(self) -> bool:
-        """Tell whether the catalogue has the table."""
+        """Return whether the catalogue has the table."""
         iceberg, session = self._jvm.org.apache.iceberg, self._session
         # Not through Spark, which would look for a view as well: not every catalogue has views.
         catalogue = iceberg.spark.Spark3Util.loadIcebergCatalog(session, self._parts[0])
@@ -90,7 +90,7 @@ class IcebergJavaTable:
         self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self.name_of()} ({columns}) USING iceberg{by}")
 
     def has(self, note: BatchNote) -> bool:
-        """Tell whether the batch, or a later one, is in the table."""
+        """Return whether the batch, or a later one, is in the table."""
         table = self._loaded() if self._table is None else self._table
         last = table.properties().get(note.name)
         return note.is_in({} if last is None else {note.name: last})
@@ -109,7 +109,7 @@ class IcebergJavaTable:
         self._table.updateProperties().set(note.name, note.value).commit()
 
     def branch(self, note: BatchNote) -> str:
-        """Make a branch of the table as it was loaded, in place of those that drivers have left behind."""
+        """Make a branch of the table as it was loaded, in place of those that killed drivers have left."""
         owner = hashlib.sha256(note.name.encode()).hexdigest()[:16]
         name = f"penstock_{owner}_{note.value}_{uuid4().hex[:8]}"
         # Not as the table is by now: another driver's batch would then look like one that was published before.
@@ -143,7 +143,7 @@ class IcebergJavaTable:
         except Py4JJavaError as error:
             if _PUBLISHED not in str(error.java_exception):
                 raise
-            return False  # another driver was faster; the branch goes with its next batch
+            return False  # another driver was faster; the branch is removed with its next batch
         return True
 
     def _staged(self, head: Any, branch: str, note: BatchNote) -> Any:

@@ -223,7 +223,7 @@ class _DdlReader:
         token = self.take()
         if token.kind != "text":
             raise self.wrong("expected a quoted string", token)
-        # Both ways to write a quote inside quotes: behind a backslash, and twice.
+        # Both ways to write a quote inside quotes: after a backslash, and twice.
         return re.sub(r"[\\'\"]([\\'\"])", r"\1", token.value[1:-1])
 
     def type(self) -> pa.DataType:

@@ -173,7 +173,7 @@ class RowDecoder:
         while len(rows) < len(payloads):
             try:
                 # The loop runs in C. When a payload is refused, the rows before it are already in the list and the
-                # iterator stands behind it: one bad payload costs the others nothing.
+                # iterator is past it: one bad payload costs the others nothing.
                 rows.extend(map(read, left))
             except Exception:
                 row = len(rows)

@@ -202,7 +202,7 @@ def _pydantic_document(model: Any) -> dict[str, Any]:
     from pydantic.json_schema import GenerateJsonSchema
 
     class WithDecimals(GenerateJsonSchema):
-        """Tells a decimal from a number or text, and its size, which the usual document does not."""
+        """Distinguishes a decimal from a number or text, and gives its size, which the usual document does not."""
 
         def decimal_schema(self, schema: Any) -> dict[str, Any]:
             size = {"maxDigits": schema.get("max_digits"), "decimalPlaces": schema.get("decimal_places")}

@@ -140,11 +140,11 @@ def _hour(entry_id: Id) -> int:
 
 def query_id(checkpoint: str) -> str:
     """Return the id of the query with a checkpoint on a disk of this machine."""
-    place = local_path(joined(checkpoint, "spark", "metadata"))
+    file = local_path(joined(checkpoint, "spark", "metadata"))
     try:
-        if place is None:
+        if file is None:
             raise PenstockError(f"checkpoint {checkpoint} is not on a disk of this machine")
-        return str(json.loads(place.read_text(encoding="utf-8"))["id"])
+        return str(json.loads(file.read_text(encoding="utf-8"))["id"])
     except (OSError, ValueError, KeyError) as error:
         raise PenstockError(
             f"cannot read the query id in the checkpoint ({error}): with Spark Connect the checkpoint must be "

@@ -42,8 +42,8 @@ class Files:
 
     def exists(self, path: str) -> bool:
         """Return whether a file or folder exists."""
-        system, place = self._at(path)
-        return bool(system.exists(place))
+        system, target = self._at(path)
+        return bool(system.exists(target))
 
     def why_unreachable(self, path: str) -> str | None:
         """Return in one line why the file system of a path cannot be used; None if it can."""
@@ -60,10 +60,10 @@ class Files:
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
-        system, place = self._at(folder)
-        if not system.exists(place):
+        system, target = self._at(folder)
+        if not system.exists(target):
             return []
-        found = [str(status.getPath().getName()) for status in system.listStatus(place)]
+        found = [str(status.getPath().getName()) for status in system.listStatus(target)]
         return [name for name in found if name != _COMPLETE]
 
     def parquet_schema(self, folder: str) -> StructType:
@@ -72,9 +72,9 @@ class Files:
 
     def walk(self, folder: str) -> list[StoredFile]:
         """Return all files below a folder, with paths relative to it."""
-        system, place = self._at(folder)
-        root = system.makeQualified(place).toUri().getPath().rstrip("/") + "/"
-        found, listed = [], system.listFiles(place, True)
+        system, target = self._at(folder)
+        root = system.makeQualified(target).toUri().getPath().rstrip("/") + "/"
+        found, listed = [], system.listFiles(target, True)
         while listed.hasNext():
             status = listed.next()
             path = status.getPath().toUri().getPath().removeprefix(root)
@@ -83,8 +83,8 @@ class Files:
 
     def delete(self, path: str) -> None:
         """Delete a file, or a folder with its content, if it exists."""
-        system, place = self._at(path)
-        system.delete(place, True)
+        system, target = self._at(path)
+        system.delete(target, True)
 
     def is_shown(self, folder: str) -> bool:
         """Return whether a folder is there, and complete."""
@@ -98,8 +98,8 @@ class Files:
 
     def touch(self, path: str) -> None:
         """Create an empty file."""
-        system, place = self._at(path)
-        system.create(place).close()
+        system, target = self._at(path)
+        system.create(target).close()
 
     def hide(self, folder: str) -> None:
         """Delete a published folder, or part of one."""
@@ -113,27 +113,27 @@ class Files:
 
     def rename(self, old: str, new: str) -> None:
         """Move a file or a folder to a path that does not exist; with one driver, nothing else creates it meanwhile."""
-        system, place = self._at(new)
+        system, target = self._at(new)
         _, source = self._at(old)
-        system.mkdirs(place.getParent())
-        if system.exists(place) or not system.rename(source, place):
+        system.mkdirs(target.getParent())
+        if system.exists(target) or not system.rename(source, target):
             raise FileExistsError(f"cannot rename {old} to {new}")
 
     def qualified(self, path: str) -> str:
         """Return the path with its file system."""
-        system, place = self._at(path)
-        return str(system.makeQualified(place).toString())
+        system, target = self._at(path)
+        return str(system.makeQualified(target).toString())
 
     def local(self, path: str) -> Path | None:
         """Return a path that is on a disk of this machine; None if it is elsewhere, such as a plain path on YARN."""
-        place = local_path(path)
-        if place is None or path.startswith("file:"):
-            return place
+        found = local_path(path)
+        if found is None or path.startswith("file:"):
+            return found
         return local_path(self.qualified(path))
 
     def _at(self, path: str) -> tuple[Any, Any]:
-        place = self._jvm.org.apache.hadoop.fs.Path(path)
-        return place.getFileSystem(self._conf), place
+        target = self._jvm.org.apache.hadoop.fs.Path(path)
+        return target.getFileSystem(self._conf), target
 
 
 def _complete(folder: str) -> str:
@@ -177,8 +177,8 @@ class SharedFiles(Files):
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
-        place = _at(folder)
-        return sorted(file.name for file in place.iterdir()) if place.is_dir() else []
+        target = _at(folder)
+        return sorted(file.name for file in target.iterdir()) if target.is_dir() else []
 
     def walk(self, folder: str) -> list[StoredFile]:
         """Return all files below a folder, with paths relative to it."""
@@ -186,11 +186,11 @@ class SharedFiles(Files):
 
     def delete(self, path: str) -> None:
         """Delete a file, or a folder with its content, if it exists."""
-        place = _at(path)
-        if place.is_dir():
-            shutil.rmtree(place)
+        target = _at(path)
+        if target.is_dir():
+            shutil.rmtree(target)
         else:
-            place.unlink(missing_ok=True)
+            target.unlink(missing_ok=True)
 
     def touch(self, path: str) -> None:
         """Create an empty file."""
@@ -198,11 +198,11 @@ class SharedFiles(Files):
 
     def rename(self, old: str, new: str) -> None:
         """Move a file or a folder to a path that does not exist."""
-        place = _at(new)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place.exists():
+        target = _at(new)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
             raise FileExistsError(f"cannot rename {old} to {new}")
-        _at(old).rename(place)
+        _at(old).rename(target)
 
     def qualified(self, path: str) -> str:
         """Return the path with its file system."""
@@ -222,13 +222,13 @@ def files_of(spark: SparkSession) -> Files:
 
 
 def _at(path: str) -> Path:
-    place = local_path(path)
-    if place is None:
+    target = local_path(path)
+    if target is None:
         raise ConfigurationError(
             "with Spark Connect a pipeline keeps its files on a disk that client, server and executors share, "
             f"which {path} is not"
         )
-    return place
+    return target
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def keep_attempt(files: Files, folder: str, attempt: str) -> None:
 
 
 def tidy(files: Files, folder: str, key: BatchKey) -> None:
-    """Delete the remaining attempts of a batch that is in its place."""
+    """Delete the remaining attempts of a batch that has been published."""
     for name in files.names(folder):
         if name.startswith(f"{key.folder}{_ATTEMPT}"):
             files.delete(joined(folder, name))

@@ -145,7 +145,7 @@ class Planner:
         self._spark, self._pipeline, self._starting = spark, pipeline, starting
         self._dead_letters = dead_letter_config(pipeline)
         self._trunk = pipeline.trunk
-        self.place = "source"  # what is being planned, for errors
+        self.part = "source"  # what is being planned, for errors
 
     def plan(self) -> DataFrame:
         """Return the rows of the trunk."""
@@ -159,7 +159,7 @@ class Planner:
         """Return the rows of the source and of each step by its number, including those after the trunk."""
         frames = {0: self.first()}
         for number, step in enumerate(self._pipeline.steps, 1):
-            self.place = f"step {number} ({kind_of(step)})"
+            self.part = f"step {number} ({kind_of(step)})"
             frames[number] = self.step(number, frames)
             check(frames, number)
         return frames
@@ -240,10 +240,10 @@ class Planner:
             raise ConfigurationError(
                 f"dedup: column {maps[0]!r} is a map, which Spark cannot compare: choose another column"
             )
-        # Null equals nothing, so a row with null is identified by its place in the stream.
-        place = f.concat_ws("/", f.col("stream"), f.col("id"))
+        # Null equals nothing, so a row with null is identified by its position in the stream.
+        position = f.concat_ws("/", f.col("stream"), f.col("id"))
         is_null = f.greatest(*(f.col(name).isNull() for name in columns), f.lit(False))
-        marked = rows.withColumn(_DEDUP, f.when(is_null, place))
+        marked = rows.withColumn(_DEDUP, f.when(is_null, position))
         return marked.dropDuplicatesWithinWatermark([*columns, _DEDUP]).drop(_DEDUP)
 
     # --- the steps ---

@@ -92,7 +92,7 @@ def _planned(planner: _PreviewPlanner, pipeline: Pipeline) -> dict[int, DataFram
     try:
         return planner.frames()
     except (PenstockError, PySparkException) as error:
-        raise PipelineInvalid((f"{planner.place}: {one_line(error, pipeline.masked)}",)) from None
+        raise PipelineInvalid((f"{planner.part}: {one_line(error, pipeline.masked)}",)) from None
     finally:
         planner.forget()
 

@@ -43,7 +43,7 @@ class Progress:
         source = reported["sources"][0]
         counts = lag(source["latestOffset"], source["endOffset"]).values()
         known = [count for count in counts if count is not None]
-        behind = sum(known) if len(known) == len(counts) else None
+        left = sum(known) if len(known) == len(counts) else None
         seconds = reported["durationMs"].get("triggerExecution", 0) / 1000
         rows = source["numInputRows"] or 0
         each_s = max(seconds, trigger_s)  # after a short batch, Spark waits for the trigger
@@ -52,10 +52,10 @@ class Progress:
             rows=rows,
             seconds=seconds,
             rows_per_s=rows / seconds if seconds else 0.0,
-            lag=behind,
+            lag=left,
             time=reported["timestamp"],
             rate_per_s=rows / each_s if each_s else 0.0,
-            inflow_per_s=_inflow(before, rows, behind, reported["timestamp"]),
+            inflow_per_s=_inflow(before, rows, left, reported["timestamp"]),
             broken=_broken(reported, rules),
         )
 
@@ -77,11 +77,11 @@ class Progress:
         if self.is_falling_behind:
             assert self.inflow_per_s is not None
             left = f", falling behind: inflow {self.inflow_per_s:,.0f}/s"
-        behind = "lag unknown" if self.lag is None else f"lag {self.lag:,}"
+        lag = "lag unknown" if self.lag is None else f"lag {self.lag:,}"
         broken = "".join(f", {count:,} violated {rule!r}" for rule, count in self.broken.items())
         return (
             f"batch {self.batch}: {self.rows:,} rows in {self.seconds:.1f} s, {self.rows_per_s:,.0f}/s, "
-            f"{behind}{left}{broken}"
+            f"{lag}{left}{broken}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -98,11 +98,11 @@ class Progress:
         return found
 
 
-def _inflow(before: Progress | None, rows: int, behind: int | None, time: str) -> float | None:
-    if before is None or before.lag is None or behind is None:
+def _inflow(before: Progress | None, rows: int, lag: int | None, time: str) -> float | None:
+    if before is None or before.lag is None or lag is None:
         return None
     passed_s = (datetime.fromisoformat(time) - datetime.fromisoformat(before.time)).total_seconds()
-    return max(0.0, (rows + behind - before.lag) / passed_s) if passed_s > 0 else None
+    return max(0.0, (rows + lag - before.lag) / passed_s) if passed_s > 0 else None
 
 
 def _broken(reported: Mapping[str, Any], rules: Sequence[Rule]) -> dict[str, int]:

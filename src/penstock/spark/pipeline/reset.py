@@ -28,14 +28,14 @@ class Reset:
     unfinished: int | None
 
     def __str__(self) -> str:
-        (place,) = self.starting.values()
+        (position,) = self.starting.values()
         done = "has committed no batch" if self.committed is None else f"has committed batch {self.committed}"
         left = (
             ""
             if self.unfinished is None
             else (f"; batch {self.unfinished} is unfinished, and some sinks may already have it")
         )
-        return f"The pipeline {done}{left}. Its next run starts over from {place}"
+        return f"The pipeline {done}{left}. Its next run starts over from {position}"
 
 
 def plan_reset(pipeline: Pipeline, start: str, now_ms: int) -> Reset:

@@ -39,16 +39,16 @@ class Staging:
 
     def has(self, rows: DataFrame, key: BatchKey) -> bool:
         """Return whether the batch is staged."""
-        return self._files.is_shown(self._place(rows, key))
+        return self._files.is_shown(self._path(rows, key))
 
     def is_outdated(self, rows: DataFrame, key: BatchKey) -> bool:
         """Return whether the batch was staged by other steps, or with other columns."""
-        places = [
+        paths = [
             joined(self._folder, name)
             for name in self._files.names(self._folder)
             if name.startswith(f"{key.folder}{_BY}")
         ]
-        return any(place != self._place(rows, key) and self._files.is_shown(place) for place in places)
+        return any(path != self._path(rows, key) and self._files.is_shown(path) for path in paths)
 
     def begin(self, sink: str, key: BatchKey) -> None:
         """Record that a sink whose rows become visible one by one may have part of the batch."""
@@ -58,7 +58,7 @@ class Staging:
         """Return whether a sink may have part of the batch."""
         return self._files.exists(self._note(sink, key))
 
-    def _place(self, rows: DataFrame, key: BatchKey) -> str:
+    def _path(self, rows: DataFrame, key: BatchKey) -> str:
         return joined(self._folder, f"{key.folder}{_BY}{_digest(self._recipe, rows.schema.simpleString())}")
 
     def _note(self, sink: str, key: BatchKey) -> str:
@@ -66,12 +66,12 @@ class Staging:
 
     def put(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> int:
         """Compute and stage the batch; return its number of rows."""
-        place = self._place(rows, key)
-        self._files.hide(place)
+        path = self._path(rows, key)
+        self._files.hide(path)
         writing = joined(self._folder, attempt_of(key) + _WRITING)
         count = written(rows, writing, self._files.walk)
         mark("staged")
-        self._files.show(writing, place)
+        self._files.show(writing, path)
         tidy(self._files, self._folder, key)
         mark("stage complete")
         return count
@@ -82,18 +82,18 @@ class Staging:
         # One partition per file, on any number of cores, because the sink redis_streams counts rows by partition.
         for name in ("maxPartitionBytes", "openCostInBytes"):
             spark.conf.set(f"spark.sql.files.{name}", _FILE_IS_PARTITION)
-        return spark.read.schema(rows.schema).parquet(self._place(rows, key))
+        return spark.read.schema(rows.schema).parquet(self._path(rows, key))
 
     def forget_before(self, rows: DataFrame, key: BatchKey) -> None:
         """Delete earlier batches: Spark starts a batch after it has committed the previous one.
 
         This also deletes incomplete batches, and this batch as other steps staged it.
         """
-        kept = self._place(rows, key)
+        kept = self._path(rows, key)
         for name in self._files.names(self._folder):
-            place = joined(self._folder, name)
-            if place != kept and not name.startswith(f"{key.folder}{_BEGUN}"):
-                self._files.hide(place)
+            path = joined(self._folder, name)
+            if path != kept and not name.startswith(f"{key.folder}{_BEGUN}"):
+                self._files.hide(path)
 
     def forget_all(self, key: BatchKey) -> None:
         """Delete the batch, whichever steps staged it."""

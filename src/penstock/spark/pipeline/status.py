@@ -112,10 +112,10 @@ def status(pipeline: Pipeline) -> PipelineStatus:
     client = options.link.client()
     states = look(client, options.stream_names(client))
     ends = {name: state.end for name, state in states.items() if state is not None}
-    behind = lag(Offsets.at(ends).dump(), read.dump())
+    lags = lag(Offsets.at(ends).dump(), read.dump())
     at = read.positions()
     streams = {
-        name: {"at": at[name].id if name in at else None, "newest": ends[name].id, "lag": behind.get(name)}
+        name: {"at": at[name].id if name in at else None, "newest": ends[name].id, "lag": lags.get(name)}
         for name in ends
     }
     last: dict[str, Any] | None = None

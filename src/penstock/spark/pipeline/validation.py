@@ -91,13 +91,13 @@ class Validation:
         planner = Planner(self._spark, self._pipeline, self._starting)
         try:
             frames = planner.frames(self._check_stateless)
-            planner.place = "steps"
+            planner.part = "steps"
             if not is_connect(self._spark):  # Spark Connect reports it when the query starts
                 self._check_streaming(frames[self._pipeline.trunk])
         except (PenstockError, PySparkException) as error:
-            self._problems.append(f"{planner.place}: {one_line(error, self._pipeline.masked)}")
+            self._problems.append(f"{planner.part}: {one_line(error, self._pipeline.masked)}")
         except (Exception, SystemExit) as error:  # raised by a user's function
-            self._problems.append(f"{planner.place}: {name_of(error)}: {one_line(error, self._pipeline.masked)}")
+            self._problems.append(f"{planner.part}: {name_of(error)}: {one_line(error, self._pipeline.masked)}")
         else:
             return frames
         finally:
@@ -138,19 +138,19 @@ class Validation:
         steps = self._pipeline.outputs()
         faults = {step: list(unfit(visible_schema(frames[step].schema))) for step in dict.fromkeys(steps.values())}
         for step, found in faults.items():
-            place = "the rows for the sinks" if step == len(self._pipeline.steps) else f"the rows of step {step}"
-            yield from (f"{place}: {problem}" for problem in found)
+            label = "the rows for the sinks" if step == len(self._pipeline.steps) else f"the rows of step {step}"
+            yield from (f"{label}: {problem}" for problem in found)
         for number, sink in enumerate(self._pipeline.sinks, 1):
-            place, rows = f"sink {number} ({sink.name})", frames[steps[sink.name]]
+            label, rows = f"sink {number} ({sink.name})", frames[steps[sink.name]]
             if faults[steps[sink.name]]:
                 continue  # the sink would report the same again, or something misleading
             if sink.where is not None and (problem := self._of_condition(rows, sink.where)) is not None:
-                yield f"{place}: where: {problem}"
+                yield f"{label}: where: {problem}"
             try:
                 for problem in writer_of(sink, self._pipeline, self._spark).problems(rows.schema):
-                    yield f"{place}: {problem}"
+                    yield f"{label}: {problem}"
             except PenstockError as error:
-                yield f"{place}: {error}"
+                yield f"{label}: {error}"
 
     def _of_condition(self, rows: DataFrame, condition: str) -> str | None:
         from pyspark.errors import PySparkException

@@ -92,7 +92,7 @@ class Span:
         return batch if self.high is None else batch.filter(pc.less(ms, self.high))
 
     def __str__(self) -> str:
-        """Tell it."""
+        """Describe it."""
         return f"from {self.low} to {self.high}"
 
     @property
@@ -193,7 +193,7 @@ def _read_lines(file: Path, *, needs_id: bool) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
-def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str, Any]:
+def _row(document: Any, default_stream: str, number: int, *, needs_id: bool) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise TypeError("a line must be a JSON object")
     unknown = sorted(document.keys() - _KNOWN)
@@ -210,7 +210,7 @@ def _row(document: Any, place: str, number: int, *, needs_id: bool) -> dict[str,
     if max(ms * 1000, seq) > _MOST_IN_COLUMN:
         raise ValueError(f"id {entry_id!r} is too large")
     return {
-        "stream": _text(document, "stream") or place,
+        "stream": _text(document, "stream") or default_stream,
         "id": entry_id,
         "ms": ms,
         "seq": seq,

@@ -129,10 +129,10 @@ class Rewriter:
         if not has_data and not kept:
             counts.empty += 1
             return None
-        place = f"{stream}/{entry_id}"
-        origin = headers.setdefault(REPLAY_OF, place)
+        source = f"{stream}/{entry_id}"
+        origin = headers.setdefault(REPLAY_OF, source)
         headers[REPLAY] = self._name
-        return list(headers.items()), message_id(self._name, origin, place), kept
+        return list(headers.items()), message_id(self._name, origin, source), kept
 
     def _is_loop(self, stream: str, headers: dict[str, str]) -> bool:
         if REPLAY_OF not in headers:
@@ -148,9 +148,9 @@ def _cut(fields: Pairs, counts: Counts) -> Pairs:
     return list({**envelope.as_mapping(flat), CUT: cut.encode()}.items())
 
 
-def message_id(name: str, origin: str, place: str) -> str:
+def message_id(name: str, origin: str, source: str) -> str:
     """Return the id of a replayed message: the same whenever the same replay writes it."""
-    return hashlib.sha256(f"{name}\0{origin}\0{place}".encode()).hexdigest()[:32]
+    return hashlib.sha256(f"{name}\0{origin}\0{source}".encode()).hexdigest()[:32]
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:

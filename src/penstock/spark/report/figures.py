@@ -129,9 +129,9 @@ class Percentiles:
     count: int = 0
     values: tuple[int, ...] = ()
 
-    def at(self, place: int) -> int | None:
+    def at(self, index: int) -> int | None:
         """Return one of the values; None if none is known."""
-        return self.values[place] if self.values else None
+        return self.values[index] if self.values else None
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,7 @@ class _Page:
 
     @property
     def lag(self) -> Any:
-        """The lag of the group that is furthest behind; None without a group."""
+        """The greatest lag of a group; None without a group."""
         return max((group.lag for group in self._figures.groups), key=lambda lag: lag.count, default=None)
 
     @property
@@ -243,12 +243,12 @@ class _Page:
         if self._figures.results is None or not self._figures.results.whole.first.count:
             return None
         by_start = {each.name: each.first for each in self._figures.results.of("bucket")}
-        series = [(name, self._series(by_start, place)) for place, name in ((_P50, "p50"), (P95, "p95"))]
+        series = [(name, self._series(by_start, index)) for index, name in ((_P50, "p50"), (P95, "p95"))]
         description = f"Time from the creation of a task to its result, per {self.every}: p50, and p95 dashed."
         return lines_over_time("latency", "End-to-end latency over time", description, self._axis, series, duration)
 
-    def _series(self, by_start: dict[Any, Percentiles], place: int) -> Sequence[float | None]:
-        values = [by_start.get(start, Percentiles()).at(place) for start in self._axis.starts]
+    def _series(self, by_start: dict[Any, Percentiles], index: int) -> Sequence[float | None]:
+        values = [by_start.get(start, Percentiles()).at(index) for start in self._axis.starts]
         return [None if value is None else value / 1000 for value in values]
 
     @property

@@ -20,7 +20,7 @@ Form = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Tick:
-    """A place on an axis and its name."""
+    """A value on an axis and its name."""
 
     at: float
     text: str

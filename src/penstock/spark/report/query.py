@@ -222,11 +222,11 @@ def _dlq(attribute: str) -> str:
 
 def _kind_sql(rows: DataFrame) -> str:
     """Return the SQL for the kind of a message: its field, its header, or what its payload calls so if that is JSON."""
-    places = ["cast(fields['kind'] as string)"] if "fields" in rows.columns else []
-    places += ["headers['kind']"] if "headers" in rows.columns else []
+    kinds = ["cast(fields['kind'] as string)"] if "fields" in rows.columns else []
+    kinds += ["headers['kind']"] if "headers" in rows.columns else []
     is_json = f"octet_length(data) <= {_LONGEST_JSON} and startswith(data, X'7B')"
-    places.append(f"if({is_json}, get_json_object(cast(data as string), '$.kind'), null)")
-    return f"left(coalesce({', '.join(places)}), {_LONGEST})"
+    kinds.append(f"if({is_json}, get_json_object(cast(data as string), '$.kind'), null)")
+    return f"left(coalesce({', '.join(kinds)}), {_LONGEST})"
 
 
 def made_sql(column: str) -> str:
@@ -247,8 +247,8 @@ def aggregate(rows: DataFrame, columns: Sequence[str], first: str, second: str |
     )
     # Of many kinds, the slowest or the most frequent are of interest; intervals and the like are never that many.
     order = [f.col("second_values")[P95].desc_nulls_last()] if second == "run" else []
-    place = f.row_number().over(Over.partitionBy("level").orderBy(*order, f.desc("n"), *columns))
-    return _aggregates(grouped.withColumn("place", place).where(f"place <= {_MOST_VALUES}").collect(), columns)
+    rank = f.row_number().over(Over.partitionBy("level").orderBy(*order, f.desc("n"), *columns))
+    return _aggregates(grouped.withColumn("rank", rank).where(f"rank <= {_MOST_VALUES}").collect(), columns)
 
 
 def _percentiles(column: str | None, name: str) -> list[Column]:
@@ -264,8 +264,8 @@ def _aggregates(rows: Sequence[Any], columns: Sequence[str]) -> Aggregates:
     whole = Aggregate(None, 0)
     # Spark's number of a level has a bit for each column that it leaves out, the first column's being the highest.
     all_out = (1 << len(columns)) - 1
-    levels = {all_out ^ (1 << (len(columns) - 1 - place)): name for place, name in enumerate(columns)}
-    for row in sorted(rows, key=lambda row: row["place"]):
+    levels = {all_out ^ (1 << (len(columns) - 1 - index)): name for index, name in enumerate(columns)}
+    for row in sorted(rows, key=lambda row: row["rank"]):
         column = levels.get(row["level"])
         found = Aggregate(
             None if column is None else row[column],

@@ -48,7 +48,7 @@ class ResultFilter:
     until: datetime | None = None
 
     def takes(self, result: Result) -> bool:
-        """Tell whether a result is looked at."""
+        """Return whether a result is looked at."""
         if self.kinds is not None and result.kind not in self.kinds:
             return False
         if self.statuses is not None and result.status.value not in self.statuses:
@@ -112,7 +112,7 @@ class Share:
     slots: int = 1
 
     def takes(self, name: str) -> bool:
-        """Tell whether a file belongs to this share; of the shares of a folder, one says so."""
+        """Return whether a file belongs to this share; of the shares of a folder, one says so."""
         return self.slots == 1 or zlib.crc32(name.encode()) % self.slots == self.slot
 
 
@@ -193,7 +193,7 @@ def _estimated_files(folder: Path) -> int:
 
 
 def _folder_may_hold(folder: Path, matching: ResultFilter) -> bool:
-    """Tell whether results of the time can be in a folder.
+    """Return whether results of the time can be in a folder.
 
     The name does not say it: a result is in the folder of the day on which its id was first claimed, which may be weeks
     before it was finished. But it was finished before it was saved, and the folder was last changed when something was
@@ -228,7 +228,7 @@ class S3ResultScan:
 
 
 def _day_may_hold(folder: str, matching: ResultFilter) -> bool:
-    """Tell whether matching results can be in `kinds/<kind>/<day>`; a result counts on its own day only."""
+    """Return whether matching results can be in `kinds/<kind>/<day>`; a result counts on its own day only."""
     _, kind, day = folder.split("/")
     if matching.kinds is not None and kind not in {kind_name(name) for name in matching.kinds}:
         return False
@@ -393,5 +393,5 @@ def _results(entry: Entry) -> Iterator[Result]:
 
 def _valid(client: StreamClient, done: str, found: Sequence[tuple[bytes, Result]], timeout_s: float) -> list[Result]:
     words = ("HMGET", done, *(result.task_id for _, result in found))
-    places = retry(lambda: client.call(done, *words), timeout_s, "reading results")
-    return [result for (entry_id, result), place in zip(found, places, strict=True) if place == entry_id]
+    saved_as = retry(lambda: client.call(done, *words), timeout_s, "reading results")
+    return [result for (entry_id, result), saved in zip(found, saved_as, strict=True) if saved == entry_id]

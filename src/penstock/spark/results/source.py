@@ -113,20 +113,20 @@ def _scan(options: Options) -> ResultScan:
     if chosen == "redis":
         return _of_queue(options)
     if chosen == "fs":
-        return scan_of(ResultBackendSettings("fs", root=_place(options, "root")))
+        return scan_of(ResultBackendSettings("fs", root=_location(options, "root")))
     timeout = {"timeout_s": options.duration("timeout", timedelta(seconds=30)).total_seconds()}
     if chosen == "postgres":
-        return scan_of(ResultBackendSettings("postgres", options={"dsn": _place(options, "url"), **timeout}))
+        return scan_of(ResultBackendSettings("postgres", options={"dsn": _location(options, "url"), **timeout}))
     return scan_of(
-        ResultBackendSettings("s3", options={"url": _place(options, "url"), **timeout, **_s3_options(options)})
+        ResultBackendSettings("s3", options={"url": _location(options, "url"), **timeout, **_s3_options(options)})
     )
 
 
-def _place(options: Options, name: str) -> str:
-    place = options.text(name, "path")
-    if not place:
-        raise ConfigurationError(f"option {name} is missing: it names the place of the results")
-    return place
+def _location(options: Options, name: str) -> str:
+    location = options.text(name, "path")
+    if not location:
+        raise ConfigurationError(f"option {name} is missing: it says where the results are")
+    return location
 
 
 def _s3_options(options: Options) -> dict[str, str]:

@@ -105,8 +105,8 @@ def is_carried() -> bool:
     return bool(_going)
 
 
-def _walk(place: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
-    for entry in place.iterdir():
+def _walk(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
         if entry.is_dir() and entry.name not in _LEFT_BEHIND:
             yield from _walk(entry, f"{path}/{entry.name}")
         elif entry.name.endswith(_CONTENT):
@@ -139,16 +139,16 @@ def _unpacker() -> Callable[[str, bytes, bytes], Any]:
         import zipfile
         from pathlib import Path
 
-        home = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}-{digest}"
+        folder = Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}-{digest}"
         loaded = sys.modules.get("penstock")
-        if loaded is None or not str(loaded.__file__).startswith(str(home)):
-            home.mkdir(mode=0o700, exist_ok=True)
-            if home.lstat().st_uid != os.getuid():
-                raise PermissionError(f"{home} belongs to another user, and code in it would be executed")
+        if loaded is None or not str(loaded.__file__).startswith(str(folder)):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if folder.lstat().st_uid != os.getuid():
+                raise PermissionError(f"{folder} belongs to another user, and code in it would be executed")
             archive = zipfile.ZipFile(io.BytesIO(content))
             # File by file: other workers do the same at this moment, and a cleaner of old files may have taken some.
             for name in archive.namelist():
-                file = home / name
+                file = folder / name
                 if not file.is_file():
                     file.parent.mkdir(parents=True, exist_ok=True)
                     draft = file.with_name(f"{file.name}.{os.getpid()}")
@@ -156,7 +156,7 @@ def _unpacker() -> Callable[[str, bytes, bytes], Any]:
                     draft.replace(file)
             # An older Penstock of this machine may be loaded already; what was pickled belongs to this one.
             forget()
-            sys.path.insert(0, str(home))
+            sys.path.insert(0, str(folder))
             importlib.invalidate_caches()
             importlib.import_module("penstock.spark.runtime.code_shipping").carry(content)
         return pickle.loads(pickled)  # noqa: S301 - comes from our own driver, with the job
@@ -176,7 +176,7 @@ def _forgetter(package: str) -> Callable[[], None]:
         from types import FunctionType, ModuleType
 
         def inside(module: object) -> dict[str, Any]:
-            # Asked for in the usual way, it would wake a module that loads itself when it is used.
+            # Asked for in the usual way, it would load a module that is loaded when it is first used.
             found: dict[str, Any] = object.__getattribute__(module, "__dict__")
             return found
 
@@ -237,10 +237,10 @@ def send_modules(spark: SparkSession, functions: Iterable[str]) -> None:
     if is_connect(spark) or is_local(spark.sparkContext.master):
         return
     for name in sorted({path.partition(":")[0].partition(".")[0] for path in functions}):
-        place = place_of(name)
-        if place is None:
+        path = place_of(name)
+        if path is None:
             continue
-        archive = packed_module(name, place)
+        archive = packed_module(name, path)
         sent = (spark.sparkContext.applicationId, archive)
         if sent not in _sent:
             _sent.add(sent)
@@ -258,27 +258,27 @@ def place_of(name: str) -> Path | None:
     if spec is None:
         return None
     folders = list(spec.submodule_search_locations or ())
-    place = Path(folders[0] if folders else spec.origin or "")
-    if _INSTALLED & {*place.parts} or not (place.is_dir() or place.suffix == ".py"):
+    path = Path(folders[0] if folders else spec.origin or "")
+    if _INSTALLED & {*path.parts} or not (path.is_dir() or path.suffix == ".py"):
         return None
-    return place
+    return path
 
 
-def packed_module(name: str, place: Path) -> Path:
+def packed_module(name: str, path: Path) -> Path:
     """Return a zip file of a module that is named after its content, so that a session may have an older one too."""
-    content = _zipped(dict(_module_files(name, place)))
+    content = _zipped(dict(_module_files(name, path)))
     archive = _modules_folder() / f"{name}-{_digest(content)}.zip"
     if not archive.exists():
         archive.write_bytes(content)
     return archive
 
 
-def _module_files(name: str, place: Path) -> Iterator[tuple[str, bytes]]:
-    if place.is_file():
-        yield place.name, place.read_bytes()
+def _module_files(name: str, path: Path) -> Iterator[tuple[str, bytes]]:
+    if path.is_file():
+        yield path.name, path.read_bytes()
         return
-    for file in place.rglob("*.py"):
-        inner = file.relative_to(place)
+    for file in path.rglob("*.py"):
+        inner = file.relative_to(path)
         for folder in inner.parents:  # Python imports a folder without __init__.py only if the archive names it
             yield f"{name}/{folder}/".replace("/./", "/"), b""
         yield f"{name}/{inner}", file.read_bytes()
@@ -287,6 +287,6 @@ def _module_files(name: str, place: Path) -> Iterator[tuple[str, bytes]]:
 @cache
 def _modules_folder() -> Path:
     """Return a folder for them that exists as long as this process: executors that start later fetch them, too."""
-    place = Path(tempfile.mkdtemp(prefix="penstock-modules-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return place
+    folder = Path(tempfile.mkdtemp(prefix="penstock-modules-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _TRACEBACK = "Traceback (most recent call last)"
-_PLAN = "=== Streaming Query ==="  # behind it are offsets and the plan of the query
+_PLAN = "=== Streaming Query ==="  # after it come offsets and the plan of the query
 # The last line of a traceback: it is not indented, and names a class.
 _RAISED = re.compile(r"(?:[a-z_]\w*\.)*([A-Z]\w*[a-z]\w*): (.+)")
 # What Spark says of a failure that it only passes on from another thread or from a task.
@@ -49,7 +49,7 @@ class StopAsked(PenstockError):
 
 
 def is_server_gone(error: object) -> bool:
-    """Tell whether an error says that a Spark Connect server does not answer."""
+    """Return whether an error says that a Spark Connect server does not answer."""
     return _NO_SERVER.search(_said(error)) is not None
 
 
@@ -150,7 +150,7 @@ def one_line_errors(condition: str) -> Iterator[None]:
         with without_query_log():
             yield
     except PySparkException as error:
-        text = " ".join(str(error).partition("SQLSTATE")[0].split())  # behind it come the plan and Java's words
+        text = " ".join(str(error).partition("SQLSTATE")[0].split())  # after it come the plan and Java's stack
         raise ConfigurationError(f"--where {condition!r}: {text}") from None
 
 

@@ -66,8 +66,8 @@ def make_class_archive() -> Path:
 
     """
 
-    def make(place: Path) -> None:
-        options = " ".join([*_PLAIN, *_SILENT, f"-XX:ArchiveClassesAtExit={place / _ARCHIVE}"])
+    def make(folder: Path) -> None:
+        options = " ".join([*_PLAIN, *_SILENT, f"-XX:ArchiveClassesAtExit={folder / _ARCHIVE}"])
         environment = {"PYSPARK_PYTHON": sys.executable, **os.environ}
         done = subprocess.run(
             [sys.executable, "-c", _REHEARSAL, options],
@@ -77,7 +77,7 @@ def make_class_archive() -> Path:
             timeout=_ARCHIVE_TIMEOUT_S,
             check=False,
         )
-        if done.returncode or not (place / _ARCHIVE).is_file():
+        if done.returncode or not (folder / _ARCHIVE).is_file():
             raise PenstockError(
                 f"cannot create the class archive; output of Spark: {(done.stdout + done.stderr)[-2000:]}"
             )

@@ -23,21 +23,21 @@ def made_once(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
     Guarantees: another process sees the directory complete or not at all, however many make it at the same time.
     """
-    place = find_made(kind, key)
-    if place.is_dir():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=place.parent))
+    folder = find_made(kind, key)
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     try:
         make(draft)
         try:
-            draft.rename(place)
+            draft.rename(folder)
         except OSError:
-            if not place.is_dir():  # otherwise another process was faster, and its directory is as good
+            if not folder.is_dir():  # otherwise another process was faster, and its directory is as good
                 raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return place
+    return folder
 
 
 def find_made(kind: str, key: str) -> Path:
@@ -48,22 +48,22 @@ def find_made(kind: str, key: str) -> Path:
 def cache_directory() -> Path:
     """Returns the private directory of this user: `$XDG_CACHE_HOME/penstock`, or one in /tmp that goes with us."""
     home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    place = Path(home) / "penstock"
+    folder = Path(home) / "penstock"
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return _temporary_directory()
     # Files here are executed, so others must not be able to write to the directory.
-    status = place.stat()
-    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(place, os.W_OK)
-    return place if is_ours else _temporary_directory()
+    status = folder.stat()
+    is_ours = status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK)
+    return folder if is_ours else _temporary_directory()
 
 
 @cache
 def _temporary_directory() -> Path:
-    place = Path(tempfile.mkdtemp(prefix="penstock-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return place
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def lock(descriptor: int, file: Path, whose: str) -> bool:

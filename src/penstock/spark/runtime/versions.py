@@ -44,7 +44,7 @@ def require_pyspark() -> None:
 
 
 def has_read_limits() -> bool:
-    """Tell whether Spark says where a batch begins when it asks for its end, so that a batch can be limited."""
+    """Return whether Spark says where a batch begins when it asks for its end, so that a batch can be limited."""
     from pyspark import __version__ as version
 
     return _numbers(version) >= _READ_LIMITS

@@ -110,7 +110,7 @@ def _semantics(options: Options, is_streaming: bool) -> Semantics:
     semantics: Semantics = options.choice("semantics", ("exactly-once", "at-least-once"), default)
     if semantics == "exactly-once" and not is_known:
         raise ConfigurationError(
-            "option semantics=exactly-once: a repeated batch write cannot be told from a new one; name the "
+            "option semantics=exactly-once: a repeated batch write cannot be distinguished from a new one; name the "
             "write, for example .option('writeId', 'orders-2026-11-15')"
         )
     return semantics

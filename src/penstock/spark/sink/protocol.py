@@ -43,7 +43,7 @@ class Chunk:
 
     @cached_property
     def body(self) -> memoryview:
-        """The packed entries, one behind the other."""
+        """The packed entries, one after the other."""
         return _bytes(self.lines)
 
     @cached_property

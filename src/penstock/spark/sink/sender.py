@@ -99,7 +99,7 @@ class Sender:
             return error
 
     def _settle_all(self, tried: Connection | None = None, outcome: Outcome = _NONE) -> None:
-        # All replies are taken in first: a chunk that was written behind one that was not need not be sent again.
+        # All replies are taken in first: a chunk that was written after one that was not need not be sent again.
         outcomes: list[tuple[Chunk, Outcome]] = []
         while self._under_way:
             connection, chunks = self._under_way.popitem()

@@ -103,7 +103,7 @@ class BaseStreamReader(Shipped, DataSourceStreamReader):
         self._cursor.show(name, here)
 
     def _gap(self, name: str, here: Position, state: StreamState | None) -> Gap | None:
-        """Return what is missing behind a position; raise DataLost unless the query may continue without it."""
+        """Return what is missing after a position; raise DataLost unless the query may continue without it."""
         gap = self._log.gap(name, here, state)
         if gap is not None and gap.count != 0:
             report_loss(gap, _HINT, fails=self._options.fail_on_data_loss)

@@ -149,7 +149,7 @@ class Narrowing:
     streams: frozenset[str] | None = None
 
     def wants(self, stream: str) -> bool:
-        """Tell whether the query looks at the stream."""
+        """Return whether the query reads the stream."""
         return self.streams is None or stream in self.streams
 
     @classmethod

@@ -2,7 +2,7 @@
 
 XTRIM leaves no trace but the counters: entries ever added, less those present, were removed. A position with a rank
 therefore shows exactly whether anything after it is missing. Servers before 7.0 do not count;
-there only an entry at or before the position proves that nothing behind it went.
+there only an entry at or before the position proves that nothing after it was removed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class StreamState:
 
     @property
     def end(self) -> Position:
-        """The position behind the newest entry that there ever was."""
+        """The position after the newest entry that there ever was."""
         return Position(self.last_id, self.added)
 
     @property
@@ -171,14 +171,14 @@ class Gap:
     resume: Position  # where reading can continue
 
     def __str__(self) -> str:
-        """Tell what is lost."""
+        """Describe what is lost."""
         number = "an unknown number of" if self.count is None else f"{'' if self.is_exact else 'up to '}{self.count:,}"
         upto = f"and before {self.before}" if self.before else "up to its end"
         return f"stream {self.stream!r}: {number} entries after {self.after} {upto} are lost: {self.why}"
 
 
 def find_gap(stream: str, at: Position, state: StreamState | None) -> Gap | None:
-    """Return what is missing behind a position, or None."""
+    """Return what is missing after a position, or None."""
     here = ids.parse(at.id)
     if state is None:
         if at.id == ids.ZERO:
@@ -202,7 +202,7 @@ def _is_another(at: Position, state: StreamState) -> bool:
 
 
 def _has_too_many(at: Position, rank: int, state: StreamState) -> bool:
-    # All entries are behind the position, and fewer are gone than lay before it: they are not those of that stream.
+    # All entries are after the position, and fewer were removed than lay before it: they are not those of that stream.
     if state.first_id is None or state.removed is None or ids.parse(state.first_id) <= ids.parse(at.id):
         return False
     return state.removed < rank

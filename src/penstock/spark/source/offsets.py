@@ -28,7 +28,7 @@ Offset: TypeAlias = dict[str, Any]  # as Spark hands it over and keeps it
 
 @dataclass(frozen=True)
 class Position:
-    """A place in a stream: behind the entry `id`, which is the `rank`-th that was ever added (None = unknown)."""
+    """A position in a stream: after the entry `id`, which is the `rank`-th that was ever added (None = unknown)."""
 
     id: str
     rank: int | None = None
@@ -36,7 +36,7 @@ class Position:
 
 @dataclass(frozen=True)
 class IdRange:
-    """The entries of a stream behind `after`, up to and with `upto`."""
+    """The entries of a stream after the id `after`, up to and with `upto`."""
 
     stream: str
     after: str
@@ -161,14 +161,14 @@ def lag(latest: Offset | str | None, end: Offset | str | None) -> dict[str, int 
     if not latest or not end:
         return {}
     read = Offsets.load(_offset(end)).positions()
-    behind: dict[str, int | None] = {}
+    lags: dict[str, int | None] = {}
     for name, position in Offsets.load(_offset(latest)).positions().items():
         at = read.get(name, Position(ids.ZERO, 0))
         if ids.parse(at.id) >= ids.parse(position.id):
-            behind[name] = 0
+            lags[name] = 0
         else:
-            behind[name] = None if position.rank is None or at.rank is None else max(0, position.rank - at.rank)
-    return behind
+            lags[name] = None if position.rank is None or at.rank is None else max(0, position.rank - at.rank)
+    return lags
 
 
 def _offset(offset: Offset | str) -> Offset:

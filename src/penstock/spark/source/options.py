@@ -36,7 +36,7 @@ class Bound:
     common: str | None = None
     by_stream: Mapping[str, str] | None = None
     ms: int | None = None
-    ranks: Mapping[str, int] | None = None  # of ids behind which nothing may be missing
+    ranks: Mapping[str, int] | None = None  # of ids after which nothing may be missing
 
     def of(self, stream: str) -> str:
         """Return the word or id for a stream."""
@@ -239,7 +239,7 @@ def _bound(options: Options, side: Literal["starting", "ending"]) -> Bound | Non
         return None
     if offsets.strip().startswith("{"):
         return _by_stream(f"{side}Offsets", offsets)
-    return Bound(common=_place(f"{side}Offsets", offsets))
+    return Bound(common=_start_or_end(f"{side}Offsets", offsets))
 
 
 def _by_stream(name: str, text: str) -> Bound:
@@ -249,18 +249,18 @@ def _by_stream(name: str, text: str) -> Bound:
         raise ConfigurationError(f"option {name} is not valid JSON: {error}") from None
     if not document:
         raise ConfigurationError(f"option {name} names no stream")
-    places, ranks = {}, {}
-    for stream, place in document.items():
-        if isinstance(place, dict):  # a position as this source writes them: behind it, and with nothing missing
-            places[stream] = "(" + _place(f"{name} of {stream!r}", str(place.get("id"))).removeprefix("(")
-            if isinstance(place.get("n"), int):
-                ranks[stream] = place["n"]
+    bounds, ranks = {}, {}
+    for stream, given in document.items():
+        if isinstance(given, dict):  # a position as this source writes it: nothing after it may be missing
+            bounds[stream] = "(" + _start_or_end(f"{name} of {stream!r}", str(given.get("id"))).removeprefix("(")
+            if isinstance(given.get("n"), int):
+                ranks[stream] = given["n"]
         else:
-            places[stream] = _place(f"{name} of {stream!r}", str(place))
-    return Bound(by_stream=places, ranks=ranks or None)
+            bounds[stream] = _start_or_end(f"{name} of {stream!r}", str(given))
+    return Bound(by_stream=bounds, ranks=ranks or None)
 
 
-def _place(name: str, text: str) -> str:
+def _start_or_end(name: str, text: str) -> str:
     text = text.strip()
     if text.lower() in (EARLIEST, LATEST, GROUP):
         return text.lower()

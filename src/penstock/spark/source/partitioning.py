@@ -62,7 +62,7 @@ def probe_times(after: str, upto: str, count: int) -> list[int]:
 def cut_points(after: str, upto: str, probes: Sequence[Probe], pieces: int) -> tuple[str, ...]:
     """Return where to cut the range into pieces with about the same number of entries.
 
-    Between two samples the density of the first is assumed. A cut ends a millisecond: ids behind it begin the next one.
+    Between two samples the density of the first is assumed. A cut ends a millisecond: ids after it begin the next one.
     """
     last_ms = ids.parse(upto)[0]
     if pieces < 2 or not probes:

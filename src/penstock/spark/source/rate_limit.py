@@ -17,7 +17,7 @@ from penstock.spark.source.redis_log import RedisLog
 
 @dataclass(frozen=True)
 class Backlog:
-    """What a stream holds behind a position."""
+    """What a stream holds after a position."""
 
     start: Position
     end: Position

@@ -159,11 +159,11 @@ class RedisLog:
         return Scanner(self.client, options.fetch_size, timeout_s, options.fail_on_data_loss)
 
     def start(self, stream: str, bound: Bound, state: StreamState | None) -> Position:
-        """Return the position behind which reading begins."""
+        """Return the position after which reading begins."""
         return start_of(self.client, stream, bound, state, self.options.group)
 
     def gap(self, stream: str, at: Position, state: StreamState | None) -> Gap | None:
-        """Return what is missing behind a position."""
+        """Return what is missing after a position."""
         return find_gap(stream, at, state)
 
     def reach(self, stream: str, start: Position, end: Position, state: StreamState) -> Position:
@@ -205,35 +205,35 @@ def log_of(options: SourceOptions) -> RedisLog:
 
 
 def start_of(client: StreamClient, stream: str, bound: Bound, state: StreamState | None, group: str | None) -> Position:
-    """Return the position behind which reading begins."""
+    """Return the position after which reading begins."""
     if state is None:
         return _NOWHERE
     if bound.ms is not None:
         return placed(ids.before(f"{bound.ms}-0"), state)
-    place = bound.of(stream)
-    if place == EARLIEST:
+    given = bound.of(stream)
+    if given == EARLIEST:
         return beginning(state)
-    if place == LATEST:
+    if given == LATEST:
         return state.end
-    if place == GROUP:
+    if given == GROUP:
         assert group is not None
         return placed(group_position(client, stream, group), state)
-    return _at_id(place, (bound.ranks or {}).get(stream), state)
+    return _at_id(given, (bound.ranks or {}).get(stream), state)
 
 
-def _at_id(place: str, rank: int | None, state: StreamState) -> Position:
+def _at_id(bound_id: str, rank: int | None, state: StreamState) -> Position:
     if rank is not None:  # a known rank means that a reader was there: entries removed since are lost
-        return Position(place.removeprefix("("), rank)
-    if place.startswith("("):
-        return placed(place[1:], state)
-    after = ids.before(place)
+        return Position(bound_id.removeprefix("("), rank)
+    if bound_id.startswith("("):
+        return placed(bound_id[1:], state)
+    after = ids.before(bound_id)
     # Starting at an entry that was removed is a loss, too; a position without a rank is recognised as one.
-    return Position(after) if _is_gone(place, state) else placed(after, state)
+    return Position(after) if _is_gone(bound_id, state) else placed(after, state)
 
 
-def _is_gone(place: str, state: StreamState) -> bool:
+def _is_gone(bound_id: str, state: StreamState) -> bool:
     """Return whether an id is among entries removed before the first one; zero is the beginning."""
-    return bool(state.removed) and ids.parse(ids.ZERO) < ids.parse(place) <= ids.parse(beginning(state).id)
+    return bool(state.removed) and ids.parse(ids.ZERO) < ids.parse(bound_id) <= ids.parse(beginning(state).id)
 
 
 def end_of(stream: str, bound: Bound | None, state: StreamState) -> Position:
@@ -247,8 +247,8 @@ def end_of(stream: str, bound: Bound | None, state: StreamState) -> Position:
     return last if ids.parse(wanted) >= ids.parse(state.last_id) else Position(wanted)
 
 
-def _upto(place: str) -> str:
-    return ids.before(place[1:]) if place.startswith("(") else place
+def _upto(bound_id: str) -> str:
+    return ids.before(bound_id[1:]) if bound_id.startswith("(") else bound_id
 
 
 def placed(after: str, state: StreamState) -> Position:

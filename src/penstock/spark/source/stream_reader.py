@@ -73,7 +73,7 @@ class StreamReader(BaseStreamReader, SupportsTriggerAvailableNow):
         limits = BatchLimits() if is_unlimited else BatchLimits(self._options.max_rows, self._options.max_bytes)
         planned = RateLimiter(self._log).plan(backlogs, limits)
         self._took_s = time.monotonic()
-        # A stream that is not asked for any more keeps its place, should it be asked for again.
+        # A stream that is not asked for any more keeps its position, should it be asked for again.
         taken = {**Offsets.at(at.positions()).streams, **planned}
         return Offsets({name: _with_lost(progress, lost.get(name, 0)) for name, progress in taken.items()}).dump()
 

@@ -124,23 +124,23 @@ class DeltaWriter(_DeltaSink):
 
     def _append(self, log: DeltaLog, rows: DataFrame, key: BatchKey, batch: tuple[str, int], mark: FailPoint) -> bool:
         folder, attempt = f"batch-{key.folder}", uuid4().hex[:8]
-        place = joined(self._sink.path, folder, attempt)
+        attempt_path = joined(self._sink.path, folder, attempt)
         # The log of a Delta table has partition values as strings, with times in UTC.
-        count = written(rows, place, self._files.walk, partition_by=self.partitions.names, zone="UTC")
+        count = written(rows, attempt_path, self._files.walk, partition_by=self.partitions.names, zone="UTC")
         mark("delta written")
-        is_new = not count or self._add(log, place, f"{folder}/{attempt}", batch)
+        is_new = not count or self._add(log, attempt_path, f"{folder}/{attempt}", batch)
         if count and is_new:
             keep_attempt(self._files, joined(self._sink.path, folder), attempt)
         else:
-            self._files.delete(place)
+            self._files.delete(attempt_path)
         return is_new
 
-    def _add(self, log: DeltaLog, place: str, folder: str, batch: tuple[str, int]) -> bool:
+    def _add(self, log: DeltaLog, attempt_path: str, folder: str, batch: tuple[str, int]) -> bool:
         """Add the files of a batch to the table; return whether the batch was new."""
         log.refresh()
         if log.has(batch):
             return False  # another driver was faster, and deleted these files
-        found = [file for file in self._files.walk(place) if file.path.endswith(".parquet")]
+        found = [file for file in self._files.walk(attempt_path) if file.path.endswith(".parquet")]
         store = self._location.store
 
         def described(file: Any) -> DataFile:

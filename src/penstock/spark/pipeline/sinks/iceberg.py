@@ -51,7 +51,7 @@ class IcebergWriter(FileSink):
         upsert = Upsert.of(self._sink, schema)
         wanted = table_schema(upsert, schema)
         yield from self.declared_faults(schema)
-        faults = [fault for place in self._table.places() for fault in unwritable(place)]
+        faults = [fault for path in self._table.paths() for fault in unwritable(path)]
         yield from faults or self._table.problems(
             nullable_arrow(wanted), is_keyed=upsert is not None, may_add=self._sink.evolve
         )
@@ -80,13 +80,13 @@ class IcebergWriter(FileSink):
     def _append(self, rows: DataFrame, key: BatchKey, note: BatchNote, mark: FailPoint) -> bool:
         batch, attempt = joined(self._table.location, "data", f"batch-{key.folder}"), uuid4().hex[:8]
         folder = joined(batch, attempt)
-        place = for_hadoop(folder)
-        count = written(self._foldered(rows), place, self._files.walk, partition_by=self._folders)
+        hadoop_folder = for_hadoop(folder)
+        count = written(self._foldered(rows), hadoop_folder, self._files.walk, partition_by=self._folders)
         mark("iceberg written")
         if not count:
-            self._files.delete(place)
+            self._files.delete(hadoop_folder)
             return True
-        found = [file.path for file in self._files.walk(place) if file.path.endswith(".parquet")]
+        found = [file.path for file in self._files.walk(hadoop_folder) if file.path.endswith(".parquet")]
         is_new = self._table.add([joined(folder, path) for path in found], note)
         if is_new:
             keep_attempt(self._files, for_hadoop(batch), attempt)

@@ -159,11 +159,11 @@ class JdbcConnection:
 
     def _prepared(self, sql: str, values: tuple[str | int, ...]) -> Any:
         statement = self._connection.prepareStatement(sql)
-        for place, value in enumerate(values, 1):
+        for index, value in enumerate(values, 1):
             if isinstance(value, int):
-                statement.setLong(place, value)
+                statement.setLong(index, value)
             else:
-                statement.setString(place, value)
+                statement.setString(index, value)
         return statement
 
 

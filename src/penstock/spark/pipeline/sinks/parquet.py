@@ -55,8 +55,8 @@ class ParquetWriter(FileSink):
     def _misfits(self, schema: StructType) -> Iterator[str]:
         """Compare with the newest batch: readers expect all batches to have the columns of one."""
         batches = sorted(name for name in self._files.names(self._sink.path) if name.startswith(f"{COLUMN}="))
-        places = (joined(self._sink.path, name) for name in reversed(batches))
-        newest = next(filter(self._files.is_shown, places), None)  # an incomplete batch does not count
+        folders = (joined(self._sink.path, name) for name in reversed(batches))
+        newest = next(filter(self._files.is_shown, folders), None)  # an incomplete batch does not count
         if newest is None:
             return
         columns = self._files.parquet_schema(newest).fields

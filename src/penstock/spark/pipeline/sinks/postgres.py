@@ -128,13 +128,13 @@ class PostgresWriter(StagedWriter):
     def _forbidden(self, connection: psycopg.Connection[Any]) -> Iterator[str]:
         """Yield the rights that the user does not have."""
         schema = self._sink.table.rpartition(".")[0].rpartition(".")[2] or None
-        place = _value(connection, "SELECT coalesce(%s::text, current_schema())", schema)
-        if not _value(connection, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", place):
-            yield f"schema {place!r} does not exist: create it"
+        found_schema = _value(connection, "SELECT coalesce(%s::text, current_schema())", schema)
+        if not _value(connection, "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL", found_schema):
+            yield f"schema {found_schema!r} does not exist: create it"
             return
-        if not _value(connection, "SELECT has_schema_privilege(%s, 'CREATE')", place):
+        if not _value(connection, "SELECT has_schema_privilege(%s, 'CREATE')", found_schema):
             yield (
-                f"the user may not create tables in schema {place!r}, where batches are staged and recorded: "
+                f"the user may not create tables in schema {found_schema!r}, where batches are staged and recorded: "
                 "GRANT CREATE"
             )
         for table in (self.target, self._in_target_schema(_BATCHES)):

@@ -79,12 +79,12 @@ def folder_rules(partitions: Partitions, schema: StructType) -> Iterator[Refusal
 
 def unwritable(path: str, files: Files | None = None) -> Iterator[str]:
     """Yield why a local path is not writable, or why a remote one cannot be reached."""
-    place = local_path(path) if files is None else files.local(path)
-    if place is None:
+    file = local_path(path) if files is None else files.local(path)
+    if file is None:
         if files is not None and (unreachable := files.why_unreachable(path)):
             yield f"cannot reach {path}: {unreachable}"
         return
-    if why := why_unwritable(place):
+    if why := why_unwritable(file):
         yield f"cannot write to {path}: {why}"
 
 
