@@ -78,8 +78,9 @@ def test_killed_while_the_log_is_shortened_nothing_is_forgotten(
             except Crash:
                 with_crash += 1
                 archiver = opened(tmp_path, _crash_at(at))
-            assert archived(tmp_path) == stream.entries[: n + 1]
+                assert archived(tmp_path) == stream.entries[: n + 1]
         done += 20
+        assert archived(tmp_path) == stream.entries[:done]
         assert with_crash or at == "nothing"
         assert verify(tmp_path).is_sound
     assert archived(tmp_path) == stream.entries

@@ -182,11 +182,11 @@ class LocalStore:
     def sync(self, paths: Iterable[str]) -> None:
         """Make files written by others, and the folders that they are in, survive a crash of the machine.
 
-        Files that no longer exist are skipped.
+        Files that no longer exist are skipped, and so are paths that lead out: nobody reads or writes there.
         """
         folders = set[Path]()
         for path in paths:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, LeadsOut):
                 file = self._at(path)
                 sync(file)
                 folders.update(folder for folder in file.parents if folder.is_relative_to(self.root))
