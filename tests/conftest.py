@@ -24,7 +24,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import SocketAddress, ask
 from penstock.redis.server_binary import find_server_binary
 from penstock.testing import TEST_SERVERS, Cluster, FaultProxy, ServerKind, ServerMissing
-from tests.helpers.missing import skip_where_missing, usual_server
+from tests.helpers.missing import rotate_usual_server, skip_where_missing, usual_server
 from tests.helpers.result_stores import postgres, postgres_of_session, s3_of_session, s3_server  # noqa: F401  fixtures
 from tests.helpers.users import SharedServer, UserProxy, user_of
 
@@ -76,6 +76,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="log clients in with the rights that `penstock acl` prints; only tests of a role",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    rotate_usual_server(config.getoption("--rotation") or 0)
 
 
 def pytest_report_header(config: pytest.Config) -> str:

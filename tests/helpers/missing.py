@@ -27,8 +27,16 @@ def skip_where_missing() -> Iterator[None]:
         pytest.skip(str(error))
 
 
+_usual = [DEFAULT, NEWEST, FLOOR]
+
+
+def rotate_usual_server(rotation: int) -> None:
+    """Makes the newest server the usual one in every second rotation: machines without a package have its wheel."""
+    _usual[:2] = [NEWEST, DEFAULT] if rotation % 2 else [DEFAULT, NEWEST]
+
+
 def usual_server() -> ServerKind:
-    """Returns the server for tests to which the version makes no difference: the most common one that is installed."""
+    """Returns the server for tests to which the version makes no difference: the first one that is installed."""
     if IS_CI:
-        return DEFAULT
-    return next((kind for kind in (DEFAULT, NEWEST, FLOOR) if kind.is_installed), DEFAULT)
+        return _usual[0]
+    return next((kind for kind in _usual if kind.is_installed), _usual[0])

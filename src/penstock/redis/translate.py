@@ -70,8 +70,8 @@ _SAYS: dict[type[errors.PenstockError], str] = {
 
 # What the server says about the database of the URL.
 _NO_DATABASE = {
-    "DB index is out of range": "its setting `databases` is the number of databases, counted from 0; use a smaller "
-    "number at the end of the URL",
+    "DB index is out of range": "databases are counted from 0, and their number is its setting `databases`, or "
+    "`cluster-databases` on a cluster; use a smaller number at the end of the URL",
     "SELECT is not allowed in cluster mode": "a cluster has only database 0; leave the number at the end of the URL "
     "out, and use redis+cluster://",
 }
@@ -113,7 +113,8 @@ def connect_error(error: BaseException, where: str) -> errors.PenstockError:
         return connect_error(error.__cause__, where)
     for kinds, made, says in _AT_LOGIN:
         if isinstance(error, kinds):
-            return made(f"Redis at {where} {says}: {error}")
+            hint = _SAYS.get(made)
+            return made(f"Redis at {where} {says}: {error}" + (f" ({hint})" if hint else ""))
     if isinstance(error, driver.ResponseError):
         remedy = next((says for text, says in _NO_DATABASE.items() if text in str(error)), None)
         if remedy is not None:
