@@ -38,13 +38,20 @@ def bodies(job: Job) -> Iterator[dict[str, Any]]:
         if _is_stopped:
             return
         fate = chance.random()
-        do = "poison" if fate < job.get("poison", 0) else "fail" if fate < 0.01 else ""
         yield {
             "n": n,
-            "do": do,
+            "do": _fate(fate, job),
             "ms": round(chance.expovariate(1 / job.get("ms", 2)), 1),
             "pad": "x" * chance.randrange(200),
         }
+
+
+def _fate(fate: float, job: Job) -> str:
+    if fate < job.get("poison", 0):
+        return "poison"
+    if fate < 0.01:
+        return "fail"
+    return "later" if fate < job.get("later", 0) else ""
 
 
 def _options(job: Job) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tests.helpers.missing import usual_server
 from tests.redis.sentinels import SentinelGroup
 
 _POISON = 4  # messages of a scenario that kill every worker which handles them
+_LATER = 0.1  # the share of messages whose first run asks for its retry seconds later
 _OWNERS_SWEEP_S = 5.0  # how often a balancer looks for streams without an owner, by default
 Play = Callable[[Stage], Verdict]
 
@@ -72,7 +73,7 @@ def _judge_stream(stage: Stage, group: str = "workers", dead: str = "") -> Verdi
 def streams(stage: Stage) -> Verdict:
     stage.lease_s = 3.0
     stage.serve(_server())
-    stage.publish("streams", "async", "sync", poison=_POISON / stage.messages)
+    stage.publish("streams", "async", "sync", poison=_POISON / stage.messages, later=_LATER)
     _activities(stage, "streams", max_deliveries=5)
     _hold(stage, 1 / 2)
     stage.play([faults.kill, faults.freeze, faults.nap, faults.term])
@@ -175,7 +176,7 @@ def queue(stage: Stage) -> Verdict:
 
 def tasks(stage: Stage) -> Verdict:
     stage.serve(_server(), through_proxy=True)
-    stage.publish("tasks", "async", "async", poison=_POISON / stage.messages)
+    stage.publish("tasks", "async", "async", poison=_POISON / stage.messages, later=_LATER)
     for _ in range(3):
         stage.worker("tasks", results=str(stage.folder / "results"), max_deliveries=4)
     _hold(stage, 1 / 4)

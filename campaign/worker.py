@@ -24,6 +24,8 @@ from penstock.task import Task
 from penstock.tasks import Handlers, RedisTaskQueue, Worker
 
 Job = dict[str, Any]
+LATER_S = 8.0
+"""So long that a worker which dies has more messages waiting for a retry than in hand."""
 
 
 class Work:
@@ -42,6 +44,9 @@ class Work:
         if do == "fail" and is_first:
             self._journal.note("fail", n)
             raise ValueError("fails in its first run, as ordered")
+        if do == "later" and is_first:
+            self._journal.note("fail", n)
+            raise penstock.RetryLater(LATER_S)
         return float(body.get("ms", 0)) / 1000
 
     def end(self, body: Any) -> None:

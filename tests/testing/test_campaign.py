@@ -165,6 +165,13 @@ def test_what_a_worker_had_in_hand_must_come_to_another_in_a_lease_and_a_sweep(f
     assert "kill of worker-0" in verdict_of(folder, _BOUNDS).late[0]
 
 
+def test_what_waits_for_a_retry_need_not_be_recovered(folder: Path) -> None:
+    killed_at_10(folder, 20.0)
+    wrote(folder, "worker-0", "started worker 0.0", "begin 1 9.0", "fail 1 9.1")
+    found = verdict_of(folder, _BOUNDS)
+    assert (found.recoveries["kill"].measured, found.is_clean) == (0, True)
+
+
 def test_what_is_in_the_hands_of_the_next_worker_that_dies_had_come_to_it(folder: Path) -> None:
     killed_at_10(folder, 20.0, Window("kill", "worker-2", 15.0, 15.0, "all"))
     held(folder, InFlight("worker-0", 10.1, ["1"]), InFlight("worker-2", 15.1, ["1"]))
