@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -47,6 +48,15 @@ class RunningCall:
         """Continue after an interruption, which was meant for one call."""
         self.cause = None
         Activity.resume()
+
+
+def hung(calls: list[RunningCall], lease_s: float) -> list[Any]:
+    """Return the messages, or tasks, of calls that ran out of time a lease ago.
+
+    They are no longer renewed, so that another worker can take them: a call that cannot be stopped may never end.
+    """
+    late_s = time.monotonic() - lease_s
+    return [item for call in list(calls) if call.is_overdue(late_s) for item in call.messages]
 
 
 def is_async(function: Callable[..., Any]) -> bool:
