@@ -13,10 +13,9 @@ from penstock.ops.catalogue import Catalogue, checked_id
 from penstock.ops.model import Page, Pending
 from penstock.policy import Reason
 from penstock.redis.aio import Reply
-from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
 from penstock.redis.packing import Command
-from penstock.redis.reading import Question
+from penstock.redis.reading import Question, ask
 from penstock.redis.retry import Repeat
 
 _STEP = 500  # entries of one command: a filter by the server would look at all of them at once

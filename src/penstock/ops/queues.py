@@ -11,8 +11,8 @@ from penstock.ops.model import QueueInfo, StreamInfo, StreamKind
 from penstock.ops.streams import Streams
 from penstock.queue.administration import Administration, stats_of
 from penstock.queue.model import GROUP, MessageData, QueueStats
-from penstock.redis.batches import run_many
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import run_many
 
 
 class MessageQueues:

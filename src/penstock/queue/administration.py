@@ -13,8 +13,8 @@ from penstock.keys import QueueKeys
 from penstock.protection import payload_of
 from penstock.queue.model import GROUP, MessageData, QueueStats, decode_payload
 from penstock.redis.aio import Reply
-from penstock.redis.batches import Call
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import Call
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")

@@ -9,9 +9,8 @@ from penstock import envelope
 from penstock.errors import GroupLost, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.aio import Reply
-from penstock.redis.batches import Call, ask, run_many
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import Question
+from penstock.redis.reading import Call, Question, ask, run_many
 from penstock.tasks.lanes import lanes_in
 from penstock.tasks.listed import LaneGauges, QueueGauges
 

@@ -16,9 +16,8 @@ from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.sync.ops.catalogue import Catalogue, checked_id
 from penstock.sync.ops.model import Page, Pending
-from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import Question
+from penstock.sync.redis.reading import Question, ask
 
 _STEP = 500  # entries of one command: a filter by the server would look at all of them at once
 _MOST_STEPS = 20

@@ -12,8 +12,8 @@ from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.model import QueueInfo, StreamInfo, StreamKind
 from penstock.sync.ops.streams import Streams
 from penstock.sync.queue.administration import Administration, stats_of
-from penstock.sync.redis.batches import run_many
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import run_many
 
 
 class MessageQueues:

@@ -15,8 +15,8 @@ from penstock.redis.blocking import Reply
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.delivery.dead_letters import DeadLetters
 from penstock.sync.delivery.janitor import count_after
-from penstock.sync.redis.batches import Call
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import Call
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")

@@ -10,9 +10,8 @@ from penstock import envelope
 from penstock.errors import GroupLost, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.blocking import Reply
-from penstock.sync.redis.batches import Call, ask, run_many
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import Question
+from penstock.sync.redis.reading import Call, Question, ask, run_many
 from penstock.tasks.lanes import lanes_in
 from penstock.tasks.listed import LaneGauges, QueueGauges
 
