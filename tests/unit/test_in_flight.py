@@ -12,7 +12,7 @@ from penstock.delivery.decoding import DecodedMessages, Decoder
 from penstock.delivery.delivery import Delivery
 from penstock.delivery.drain import Drain
 from penstock.delivery.group_commands import Parking, Redelivery
-from penstock.delivery.in_flight import InFlight, Row
+from penstock.delivery.in_flight import FreshRow, InFlight
 from penstock.model import StreamMessage
 
 
@@ -23,7 +23,7 @@ class DecoderWithALook(Decoder):
         super().__init__("orders", None, "orders", None)
         self._look = look
 
-    def fresh(self, rows: Sequence[Row]) -> DecodedMessages:
+    def fresh(self, rows: Sequence[FreshRow]) -> DecodedMessages:
         self._look()
         return super().fresh(rows)
 
@@ -34,11 +34,11 @@ def registry(while_decoding: Callable[[], object] = lambda: None) -> InFlight:
     return InFlight(cast("Any", context))
 
 
-def rows(*numbers: int) -> list[Row]:
+def rows(*numbers: int) -> list[FreshRow]:
     return [(b"%d-0" % number, [b"data", b"1"]) for number in numbers]
 
 
-def unreadable(number: int) -> Row:
+def unreadable(number: int) -> FreshRow:
     return b"%d-0" % number, [b"data", b"no JSON"]
 
 

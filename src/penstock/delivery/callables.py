@@ -18,7 +18,7 @@ logger = logging.getLogger("penstock.streams")
 
 BatchHandler: TypeAlias = Callable[[list[StreamMessage]], Any]
 MessageHandler: TypeAlias = Callable[[StreamMessage], Any]
-Call: TypeAlias = Callable[[list[StreamMessage]], Awaitable[list[str] | None]]
+HandlerCall: TypeAlias = Callable[[list[StreamMessage]], Awaitable[list[str] | None]]
 
 
 class RunningCall:
@@ -106,7 +106,7 @@ def awaitable(
     return call
 
 
-def batch_call(handler: Callable[..., Awaitable[Any]]) -> Call:
+def batch_call(handler: Callable[..., Awaitable[Any]]) -> HandlerCall:
     """Return a call that passes a batch to the handler and returns the ids to acknowledge."""
 
     async def call(messages: list[StreamMessage]) -> list[str] | None:
@@ -124,7 +124,7 @@ def batch_call(handler: Callable[..., Awaitable[Any]]) -> Call:
     return call
 
 
-def message_call(handler: Callable[..., Awaitable[Any]]) -> Call:
+def message_call(handler: Callable[..., Awaitable[Any]]) -> HandlerCall:
     """Return a call that passes a single message to the handler; returning means that it is finished."""
 
     async def call(messages: list[StreamMessage]) -> list[str] | None:

@@ -16,7 +16,7 @@ from penstock.redis.scripts import script
 from penstock.redis.translate import ScriptMissing
 
 Question: TypeAlias = tuple[str, Command]  # the key that decides which server is asked, and a command that only reads
-Call: TypeAlias = tuple[Sequence[str], Sequence[bytes | str | int]]  # keys and arguments of a script
+ScriptCall: TypeAlias = tuple[Sequence[str], Sequence[bytes | str | int]]  # keys and arguments of a script
 # The server executes the commands of one write without serving other clients in between.
 _TOGETHER = 100
 # As opposed to "access" to a key, which the user may lack for one stream and have for another.
@@ -69,7 +69,7 @@ async def ask(client: StreamClient, questions: Sequence[Question]) -> list[Reply
     return replies
 
 
-async def run_many(client: StreamClient, name: str, calls: Sequence[Call]) -> list[Reply]:
+async def run_many(client: StreamClient, name: str, calls: Sequence[ScriptCall]) -> list[Reply]:
     """Run a script that only reads for many keys; return the replies as ask() does.
 
     Raises PermissionDenied if the user may not run the script at all.

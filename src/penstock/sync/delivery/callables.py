@@ -19,7 +19,7 @@ logger = logging.getLogger("penstock.sync.streams")
 
 BatchHandler: TypeAlias = Callable[[list[StreamMessage]], Any]
 MessageHandler: TypeAlias = Callable[[StreamMessage], Any]
-Call: TypeAlias = Callable[[list[StreamMessage]], list[str] | None]
+HandlerCall: TypeAlias = Callable[[list[StreamMessage]], list[str] | None]
 
 
 class RunningCall:
@@ -105,7 +105,7 @@ def awaitable(function: Callable[..., Any], threads: Threads, what: str, argumen
     return call
 
 
-def batch_call(handler: Callable[..., Any]) -> Call:
+def batch_call(handler: Callable[..., Any]) -> HandlerCall:
     """Return a call that passes a batch to the handler and returns the ids to acknowledge."""
 
     def call(messages: list[StreamMessage]) -> list[str] | None:
@@ -123,7 +123,7 @@ def batch_call(handler: Callable[..., Any]) -> Call:
     return call
 
 
-def message_call(handler: Callable[..., Any]) -> Call:
+def message_call(handler: Callable[..., Any]) -> HandlerCall:
     """Return a call that passes a single message to the handler; returning means that it is finished."""
 
     def call(messages: list[StreamMessage]) -> list[str] | None:

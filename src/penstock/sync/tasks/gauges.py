@@ -11,7 +11,7 @@ from penstock.errors import GroupLost, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.blocking import Reply
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import Call, Question, ask, run_many
+from penstock.sync.redis.reading import Question, ScriptCall, ask, run_many
 from penstock.tasks.lanes import lanes_in
 from penstock.tasks.listed import LaneGauges, QueueGauges
 
@@ -79,7 +79,7 @@ def _count(client: StreamClient, lanes: Sequence[_LaneCount]) -> None:
 
 def _advance(client: StreamClient, lanes: Sequence[_LaneCount], most: int) -> list[_LaneCount]:
     """Count one page of each lane; return the lanes that have more."""
-    calls: list[Call] = [([lane.stream, lane.retries], [lane.group, most, lane.start]) for lane in lanes]
+    calls: list[ScriptCall] = [([lane.stream, lane.retries], [lane.group, most, lane.start]) for lane in lanes]
     for lane, reply in zip(lanes, run_many(client, "tasks/gauges", calls), strict=True):
         if isinstance(reply, GroupLost):  # nothing is pending; the next worker creates the group
             lane.start = ""
