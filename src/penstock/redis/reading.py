@@ -99,15 +99,6 @@ def number_or(reply: Reply, default: int = 0) -> int:
     return default if isinstance(reply, PenstockError) or reply is None else int(reply)
 
 
-async def read_all(client: StreamClient, key: str, commands: Sequence[Command]) -> list[Reply]:
-    """Send commands to the server of a key in one write; raise the first error among the replies."""
-    replies = await read_many(client, [(key, command) for command in commands])
-    for reply in replies:
-        if isinstance(reply, PenstockError):
-            raise reply
-    return replies
-
-
 async def stream_keys(client: StreamClient, pattern: str) -> list[str]:
     """Return the keys of all streams that a glob pattern matches, sorted."""
     found: set[str] = set()

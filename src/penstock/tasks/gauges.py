@@ -11,6 +11,7 @@ from penstock.keys import TaskKeys
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import Question, ScriptCall, ask, run_many
+from penstock.redis.translate import checked
 from penstock.tasks.lanes import lanes_in
 from penstock.tasks.listed import LaneGauges, QueueGauges
 
@@ -47,10 +48,7 @@ async def read_gauges(client: StreamClient, queues: Sequence[tuple[str, TaskKeys
             ("XLEN", keys.dead), ("HLEN", keys.done),
         ]  # fmt: skip
         questions += [(keys.index, command) for command in commands]
-    replies = await ask(client, questions)
-    for reply in replies:
-        if isinstance(reply, PenstockError):
-            raise reply
+    replies = checked(await ask(client, questions))
     told = [replies[place : place + 6] for place in range(0, len(replies), 6)]
     lanes = [_lanes(name, keys, each[0]) for (name, keys), each in zip(queues, told, strict=True)]
     await _count(client, [lane for some in lanes for lane in some])

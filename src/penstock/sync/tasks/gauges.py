@@ -10,6 +10,7 @@ from penstock import envelope
 from penstock.errors import GroupLost, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.blocking import Reply
+from penstock.redis.translate import checked
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question, ScriptCall, ask, run_many
 from penstock.tasks.lanes import lanes_in
@@ -48,10 +49,7 @@ def read_gauges(client: StreamClient, queues: Sequence[tuple[str, TaskKeys]]) ->
             ("XLEN", keys.dead), ("HLEN", keys.done),
         ]  # fmt: skip
         questions += [(keys.index, command) for command in commands]
-    replies = ask(client, questions)
-    for reply in replies:
-        if isinstance(reply, PenstockError):
-            raise reply
+    replies = checked(ask(client, questions))
     told = [replies[place : place + 6] for place in range(0, len(replies), 6)]
     lanes = [_lanes(name, keys, each[0]) for (name, keys), each in zip(queues, told, strict=True)]
     _count(client, [lane for some in lanes for lane in some])
