@@ -91,15 +91,15 @@ def number(raw: bytes | str | None) -> int | None:
     return value if value <= MAX_NUMBER else None
 
 
-def expires_at(fields: Mapping[str, bytes]) -> int | None:
-    """Return when an entry expires, in ms since 1970; None = never. Raise DecodeError for what is no time."""
+def is_expired(fields: Mapping[str, bytes], now_s: float) -> bool:
+    """Return whether an entry has expired at a time in seconds since 1970. Raise DecodeError for what is no time."""
     raw = fields.get(EXPIRES_AT)
     if raw is None:
-        return None
+        return False
     found = number(raw)
     if found is None:
         raise DecodeError(f"the field {EXPIRES_AT!r} must be a whole number of ms since 1970, not {raw[:40]!r}")
-    return found
+    return now_s * 1000 >= found
 
 
 def dedup_key(fields: Fields) -> str | None:

@@ -98,7 +98,7 @@ class AttemptLimits:
     max_attempts: int | None
 
     def is_exhausted(self, deliveries: int, attempts: int) -> bool:
-        """Return whether a message with these counts must not run again."""
+        """Return whether a message with these counts, which do not include a coming run, must not run again."""
         return (self.max_deliveries is not None and deliveries >= self.max_deliveries) or (
             self.max_attempts is not None and attempts >= self.max_attempts
         )
@@ -129,14 +129,3 @@ def after_failure(
     if asked_s is not None:
         return RetryAfter(round(asked_s * 1000))
     return RetryAfter(backoff.delay_ms(attempts, chance))
-
-
-def before_run(
-    deliveries: int, attempts: int, expires_at_ms: int | None, now_ms: int, limits: AttemptLimits
-) -> GiveUp | None:
-    """Decide whether a redelivered message may run again; the counts do not include the coming run."""
-    if expires_at_ms is not None and now_ms >= expires_at_ms:
-        return GiveUp(Reason.EXPIRED)
-    if limits.is_exhausted(deliveries, attempts):
-        return GiveUp(Reason.MAX_DELIVERIES)
-    return None

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import redis
 
-import penstock.redis.batches as batches_module
+import penstock.redis.reading as reading_module
 from penstock import (
     DeadLetters,
     Protection,
@@ -325,7 +325,7 @@ async def test_a_server_that_answers_nothing_does_not_look_empty(
     async def refuse(_: object, questions: Sequence[object]) -> list[object]:
         return [error_reply(text)] * len(questions)
 
-    monkeypatch.setattr(batches_module, "read_many", refuse)
+    monkeypatch.setattr(reading_module, "read_many", refuse)
     for look in (inspector.overview, inspector.dead_letters.streams, inspector.groups.lags):
         with pytest.raises(ServerBusy):
             await look()

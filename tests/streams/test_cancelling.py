@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 
 import pytest
 import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
-from tests.helpers.aio import eventually, next_turn, pause, start
+from penstock.runtime import aio
+from tests.helpers.aio import eventually, join, next_turn, pause, start, wait_for
 from tests.streams.stage import STREAM, Recorder, all_ids, pending_ids, publish, quick, running
 
 FOREVER_MS = 60_000  # no lease runs out in these tests: what comes back was handed back
@@ -44,6 +46,35 @@ async def test_cancelling_at_random_moments_strands_nothing(client: StreamClient
     assert set(ended) == set(range(200))
     assert pending_ids(raw) == []
     assert sum(consumer.metrics().total_dlq for consumer in consumers) == 0
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_end(
+    client: StreamClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(client, [1])
+    monkeypatch.setattr(aio, "_CANCEL_S", 0.01)
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        while not may_end.is_set():
+            with suppress(asyncio.CancelledError):
+                await may_end.wait()
+        return all_ids(messages)
+
+    config = quick(min_idle_claim_ms=FOREVER_MS, shutdown_grace_ms=1)
+    first, handler = StreamConsumer(client, STREAM, config, stubborn), Recorder()
+    run = start(first.run)
+    await wait_for(began)
+    first.stop()
+    await join(run)
+    second = StreamConsumer(client, STREAM, config, handler)
+    async with running(second):
+        await eventually(lambda: second.metrics().total_acked == 1)
+    may_end.set()
+    assert handler.counts == [(1, 1)]
+    assert "1 activities still running" in caplog.text
 
 
 @pytest.mark.usefixtures("default_server")

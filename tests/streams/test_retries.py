@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import pairwise
 
@@ -11,7 +12,8 @@ import redis
 from penstock import ConsumerGroup, DeadLetters, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.errors import FatalError, RetryLater, Snooze
 from penstock.events import Event, EventName
-from tests.helpers.aio import eventually, pause
+from penstock.runtime.aio import IS_ASYNC
+from tests.helpers.aio import DEADLINE_S, eventually, pause
 from tests.streams.stage import (
     GROUP,
     STREAM,
@@ -162,6 +164,31 @@ async def test_a_handler_that_runs_too_long_has_failed(client: StreamClient) -> 
     async with running(consumer):
         await eventually(lambda: getattr(consumer.metrics(), outcome) == 1)
     assert errors == ["HandlerTimeout"]  # sync: assert errors == []
+
+
+@pytest.mark.skipif(not IS_ASYNC, reason="a handler in a thread keeps its worker")
+@pytest.mark.usefixtures("default_server")
+async def test_a_plain_handler_that_hangs_holds_up_neither_other_messages_nor_hooks(client: StreamClient) -> None:
+    await publish(client, range(6))
+    may_end, seen, errors = threading.Event(), list[int](), list[str]()
+
+    def handle(messages: list[StreamMessage]) -> list[str]:
+        seen.append(messages[0].data)
+        if messages[0].data < 3:
+            may_end.wait(DEADLINE_S)
+        return all_ids(messages)
+
+    def remember(error: BaseException, messages: list[StreamMessage]) -> None:
+        errors.append(type(error).__name__)
+
+    config = quick(batch_size=1, handler_timeout_ms=100, max_deliveries=1)
+    consumer = StreamConsumer(client, STREAM, config, handle, error_hook=remember)
+    try:
+        async with running(consumer):
+            await eventually(lambda: consumer.metrics().total_dlq == consumer.metrics().total_acked == 3)
+    finally:
+        may_end.set()
+    assert (seen, errors) == (list(range(6)), ["HandlerTimeout"] * 3)
 
 
 async def test_the_last_permitted_run_is_alone(client: StreamClient) -> None:

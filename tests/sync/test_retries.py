@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import pairwise
 
@@ -11,8 +12,9 @@ import redis
 
 from penstock.errors import FatalError, RetryLater, Snooze
 from penstock.events import Event, EventName
+from penstock.runtime.threads import IS_ASYNC
 from penstock.sync import ConsumerGroup, DeadLetters, StreamClient, StreamConsumer, StreamMessage, StreamProducer
-from tests.helpers.threads import eventually, pause
+from tests.helpers.threads import DEADLINE_S, eventually, pause
 from tests.sync.stage import (
     GROUP,
     STREAM,
@@ -163,6 +165,31 @@ def test_a_handler_that_runs_too_long_has_failed(client: StreamClient) -> None:
     with running(consumer):
         eventually(lambda: getattr(consumer.metrics(), outcome) == 1)
     assert errors == []
+
+
+@pytest.mark.skipif(not IS_ASYNC, reason="a handler in a thread keeps its worker")
+@pytest.mark.usefixtures("default_server")
+def test_a_plain_handler_that_hangs_holds_up_neither_other_messages_nor_hooks(client: StreamClient) -> None:
+    publish(client, range(6))
+    may_end, seen, errors = threading.Event(), list[int](), list[str]()
+
+    def handle(messages: list[StreamMessage]) -> list[str]:
+        seen.append(messages[0].data)
+        if messages[0].data < 3:
+            may_end.wait(DEADLINE_S)
+        return all_ids(messages)
+
+    def remember(error: BaseException, messages: list[StreamMessage]) -> None:
+        errors.append(type(error).__name__)
+
+    config = quick(batch_size=1, handler_timeout_ms=100, max_deliveries=1)
+    consumer = StreamConsumer(client, STREAM, config, handle, error_hook=remember)
+    try:
+        with running(consumer):
+            eventually(lambda: consumer.metrics().total_dlq == consumer.metrics().total_acked == 3)
+    finally:
+        may_end.set()
+    assert (seen, errors) == (list(range(6)), ["HandlerTimeout"] * 3)
 
 
 def test_the_last_permitted_run_is_alone(client: StreamClient) -> None:

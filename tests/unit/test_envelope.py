@@ -115,15 +115,18 @@ def test_what_only_looks_like_a_number_is_none(raw: str | None) -> None:
 
 @given(st.binary(max_size=30))
 def test_an_expiry_is_a_number_or_a_decode_error(raw: bytes) -> None:
-    try:
-        found = envelope.expires_at({"expires_at": raw})
-    except DecodeError:
-        found = None
-    assert found == envelope.number(raw)
+    when_ms, entry = envelope.number(raw), {"expires_at": raw}
+    if when_ms is None:
+        with pytest.raises(DecodeError):
+            envelope.is_expired(entry, 0.0)
+    else:
+        assert envelope.is_expired(entry, when_ms / 1000 + 1)
+        assert not envelope.is_expired(entry, when_ms / 1000 - 1)
 
 
-def test_no_expiry_is_none() -> None:
-    assert envelope.expires_at({}) is None
+def test_an_entry_expires_at_its_time_and_without_one_never() -> None:
+    assert [envelope.is_expired({"expires_at": b"1000"}, now_s) for now_s in (0.999, 1.0)] == [False, True]
+    assert not envelope.is_expired({}, 1e12)
 
 
 @given(st.binary(max_size=40), st.integers(0, 10))

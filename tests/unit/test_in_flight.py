@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,8 +10,9 @@ from penstock.config import ConsumerConfig
 from penstock.counters import Tally
 from penstock.delivery.decoding import DecodedMessages, Decoder
 from penstock.delivery.delivery import Delivery
-from penstock.delivery.group_commands import Redelivery
-from penstock.delivery.in_flight import InFlight, Row
+from penstock.delivery.drain import Drain
+from penstock.delivery.group_commands import Parking, Redelivery
+from penstock.delivery.in_flight import FreshRow, InFlight
 from penstock.model import StreamMessage
 
 
@@ -22,7 +23,7 @@ class DecoderWithALook(Decoder):
         super().__init__("orders", None, "orders", None)
         self._look = look
 
-    def fresh(self, rows: Sequence[Row]) -> DecodedMessages:
+    def fresh(self, rows: Sequence[FreshRow]) -> DecodedMessages:
         self._look()
         return super().fresh(rows)
 
@@ -33,11 +34,11 @@ def registry(while_decoding: Callable[[], object] = lambda: None) -> InFlight:
     return InFlight(cast("Any", context))
 
 
-def rows(*numbers: int) -> list[Row]:
+def rows(*numbers: int) -> list[FreshRow]:
     return [(b"%d-0" % number, [b"data", b"1"]) for number in numbers]
 
 
-def unreadable(number: int) -> Row:
+def unreadable(number: int) -> FreshRow:
     return b"%d-0" % number, [b"data", b"no JSON"]
 
 
@@ -155,6 +156,35 @@ def test_what_waits_can_be_lost_and_called_off() -> None:
     assert (fresh, [m.id for m in repeated]) == (["1-0", "3-0"], ["7-0"])
     assert held.take_now(10) is None
     assert held.find(["1-0", "2-0", "3-0"]) == {"1-0": None, "3-0": None}
+
+
+class CountedPasses(list[str]):
+    """Counts how often somebody walks through it."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.passes += 1
+        return super().__iter__()
+
+
+async def test_what_waits_is_handed_back_without_a_look_at_all_for_each() -> None:
+    held, parked = registry(), list[int]()
+
+    async def park(parkings: Sequence[Parking]) -> list[bool]:
+        parked.append(len(parkings))
+        return [True] * len(parkings)
+
+    cast("Any", held.context).commands = SimpleNamespace(is_fenced=False, park=park)
+    cast("Any", held.context).emit = lambda *_, **__: None
+    held.add_fresh(rows(*range(1, 10_001)))
+    drop, dropped = held.drop, CountedPasses()
+    cast("Any", held).drop = lambda unwanted: dropped.extend(drop(unwanted)) or dropped
+    nothing = cast("Any", None)
+    drain = Drain(held, nothing, nothing)
+    await drain._park(drain._waiting())
+    assert parked == [10_000]
+    assert dropped.passes == 1
 
 
 def test_what_is_held_is_not_taken_in_twice() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +18,6 @@ from penstock.policy import (
     RetryAfter,
     Verdict,
     after_failure,
-    before_run,
 )
 
 counts = st.integers(0, 10_000)
@@ -117,22 +115,9 @@ def test_the_last_chance_is_the_run_after_which_nothing_is_left(
 @given(counts, counts, limits)
 def test_every_message_ends_after_at_most_its_deliveries(deliveries: int, attempts: int, limits: AttemptLimits) -> None:
     runs = 0
-    while before_run(deliveries, attempts, None, 0, limits) is None:
+    while not limits.is_exhausted(deliveries, attempts):
         deliveries, attempts, runs = deliveries + 1, attempts + 1, runs + 1
     assert limits.max_deliveries is None or runs <= limits.max_deliveries
-
-
-@pytest.mark.parametrize(
-    ("expires_at_ms", "now_ms", "verdict"),
-    [(None, 10**15, None), (1_000, 999, None), (1_000, 1_000, GiveUp(Reason.EXPIRED)), (0, 1, GiveUp(Reason.EXPIRED))],
-)
-def test_what_has_expired_is_not_run(expires_at_ms: int | None, now_ms: int, verdict: GiveUp | None) -> None:
-    assert before_run(1, 1, expires_at_ms, now_ms, AttemptLimits(3, None)) == verdict
-
-
-def test_expiry_is_told_rather_than_exhaustion() -> None:
-    assert before_run(9, 9, 1, 2, AttemptLimits(3, 3)) == GiveUp(Reason.EXPIRED)
-    assert before_run(9, 9, None, 2, AttemptLimits(3, 3)) == GiveUp(Reason.MAX_DELIVERIES)
 
 
 def test_what_keeps_failing_waits_longer_up_to_a_minute_and_begins_anew_once_it_succeeds() -> None:

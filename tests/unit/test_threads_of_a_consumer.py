@@ -19,7 +19,7 @@ from penstock.sync.delivery.callables import RunningCall
 from penstock.sync.delivery.decoding import DecodedMessages
 from penstock.sync.delivery.delivery import Delivery
 from penstock.sync.delivery.group_commands import MAX_IDS, Redelivery
-from penstock.sync.delivery.in_flight import InFlight, Row
+from penstock.sync.delivery.in_flight import FreshRow, InFlight
 from penstock.sync.streams.workers import DeliveryWorkers
 from tests.helpers.threads import eventually
 
@@ -29,7 +29,7 @@ UNLIMITED = AttemptLimits(None, None)
 class Numbers:
     """Decodes an entry into the number of its id."""
 
-    def fresh(self, rows: list[Row]) -> DecodedMessages:
+    def fresh(self, rows: list[FreshRow]) -> DecodedMessages:
         return DecodedMessages([_message(row[0].decode()) for row in rows])
 
     def again(self, claims: list[Redelivery]) -> DecodedMessages:
@@ -39,7 +39,7 @@ class Numbers:
 class Nothing(Numbers):
     """Can decode no entry."""
 
-    def fresh(self, rows: list[Row]) -> DecodedMessages:
+    def fresh(self, rows: list[FreshRow]) -> DecodedMessages:
         return DecodedMessages()
 
 
@@ -47,7 +47,7 @@ def _message(entry_id: str) -> StreamMessage:
     return StreamMessage(entry_id, int(entry_id.partition("-")[0]), 1, 1)
 
 
-def _row(number: int) -> Row:
+def _row(number: int) -> FreshRow:
     return b"%d-0" % number, []
 
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Generator, Sequence
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo
-from penstock.delivery.leases import Renewable, Renewal, checked, tell
+from penstock.delivery.leases import Renewable, Renewal, tell
 from penstock.keys import BalancerKeys
 from penstock.redis.blocking import Reply
 from penstock.redis.packing import Command
 from penstock.redis.scripts import Call, script
 from penstock.redis.settings import ConnectionSettings
+from penstock.redis.translate import checked
 
 _CHUNK = 500
 

@@ -12,7 +12,7 @@ from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.owned_stream import OwnedStream, StreamWatcher
 from penstock.delivery.callables import is_async
-from penstock.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
+from penstock.delivery.drain import graceful_end
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
 from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Flag, TaskGroup, comes_from_outside, pause
 from penstock.serializers import Serializer
@@ -57,7 +57,7 @@ class Runner:
 
     async def run(self, on_signal: Callable[[], None] | None) -> None:
         """Run until stop(), or until the balancer cannot go on."""
-        async with graceful_end(self._wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
+        async with graceful_end(self._wind_up, self._grace_s, on_signal):
             notices = await self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)

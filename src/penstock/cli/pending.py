@@ -25,7 +25,7 @@ _PENDING: Columns = {
         None if each.due_in_ms is None else f"in {span_ms(each.due_in_ms)}" if each.due_in_ms > 0 else "due"
     ),
 }
-Ids = Annotated[
+MessageIds = Annotated[
     list[str] | None,
     typer.Argument(help="Ids (or unique prefixes); if none is given, all pending messages that match the options."),
 ]
@@ -73,7 +73,7 @@ def claim(
     stream: StreamName,
     name: GroupName,
     to: Annotated[str, typer.Argument(metavar="CONSUMER", help="The consumer that receives them.")],
-    ids: Ids = None,
+    ids: MessageIds = None,
     consumer: Consumer = None,
     idle: Idle = 0.0,
     dry_run: DryRun = False,
@@ -95,7 +95,7 @@ def retry(
     server: Server,
     stream: StreamName,
     name: GroupName,
-    ids: Ids = None,
+    ids: MessageIds = None,
     consumer: Consumer = None,
     idle: Idle = 0.0,
     dry_run: DryRun = False,

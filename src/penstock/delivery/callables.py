@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ logger = logging.getLogger("penstock.streams")
 
 BatchHandler: TypeAlias = Callable[[list[StreamMessage]], Any]
 MessageHandler: TypeAlias = Callable[[StreamMessage], Any]
-Call: TypeAlias = Callable[[list[StreamMessage]], Awaitable[list[str] | None]]
+HandlerCall: TypeAlias = Callable[[list[StreamMessage]], Awaitable[list[str] | None]]
 
 
 class RunningCall:
@@ -46,6 +47,15 @@ class RunningCall:
         """Continue after an interruption, which was meant for one call."""
         self.cause = None
         Activity.resume()
+
+
+def hung(calls: list[RunningCall], lease_s: float) -> list[Any]:
+    """Return the messages, or tasks, of calls that ran out of time a lease ago.
+
+    They are no longer renewed, so that another worker can take them: a call that cannot be stopped may never end.
+    """
+    late_s = time.monotonic() - lease_s
+    return [item for call in list(calls) if call.is_overdue(late_s) for item in call.messages]
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -96,7 +106,7 @@ def awaitable(
     return call
 
 
-def batch_call(handler: Callable[..., Awaitable[Any]]) -> Call:
+def batch_call(handler: Callable[..., Awaitable[Any]]) -> HandlerCall:
     """Return a call that passes a batch to the handler and returns the ids to acknowledge."""
 
     async def call(messages: list[StreamMessage]) -> list[str] | None:
@@ -114,7 +124,7 @@ def batch_call(handler: Callable[..., Awaitable[Any]]) -> Call:
     return call
 
 
-def message_call(handler: Callable[..., Awaitable[Any]]) -> Call:
+def message_call(handler: Callable[..., Awaitable[Any]]) -> HandlerCall:
     """Return a call that passes a single message to the handler; returning means that it is finished."""
 
     async def call(messages: list[StreamMessage]) -> list[str] | None:

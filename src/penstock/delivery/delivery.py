@@ -17,7 +17,7 @@ from penstock.delivery.group_commands import GroupCommands, Parking
 from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, WorkerDied
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
-from penstock.policy import Reason, RetryAfter, before_run
+from penstock.policy import Reason, RetryAfter
 from penstock.redis.client import StreamClient
 
 if TYPE_CHECKING:
@@ -57,11 +57,10 @@ class Delivery(msgspec.Struct, eq=False):
         context, admitted = self.in_flight.context, list[StreamMessage]()
         limits = context.config.limits
         for message in self.unsettled():
-            verdict = before_run(message.delivery_count, message.attempts, None, 0, limits)
-            if verdict is None:
-                admitted.append(message)
+            if limits.is_exhausted(message.delivery_count, message.attempts):
+                await self.dead_letter(message, Reason.MAX_DELIVERIES, WorkerDied.in_attempt(message.attempts))
             else:
-                await self.dead_letter(message, verdict.reason, WorkerDied.in_attempt(message.attempts))
+                admitted.append(message)
         self.messages = admitted
         if not admitted:
             return False

@@ -24,9 +24,8 @@ _FLUSH_EVERY_S = 0.1
 
 @asynccontextmanager
 async def graceful_end(
-    wind_up: Callable[[float], Awaitable[None]], grace_s: float, on_signal: Callable[[], None] | None,
-    cleanup_s: float = CLEANUP_TIMEOUT_S,
-) -> AsyncIterator[None]:  # fmt: skip
+    wind_up: Callable[[float], Awaitable[None]], grace_s: float, on_signal: Callable[[], None] | None
+) -> AsyncIterator[None]:
     """Call `wind_up` with the grace period when the body ends, or without one after an error or a cancellation.
 
     Until then, SIGTERM and SIGINT call `on_signal`, if it is given.
@@ -36,7 +35,7 @@ async def graceful_end(
         yield
         await wind_up(grace_s)
     except BaseException:  # also a second signal or cancellation while winding up
-        await shielded(cleanup_s, wind_up, 0.0)
+        await shielded(2 * CLEANUP_TIMEOUT_S, wind_up, 0.0)
         raise
     finally:
         if unsubscribe is not None:
@@ -100,7 +99,8 @@ class Drain:
 
     async def _park(self, parkings: list[Parking]) -> None:
         told = self._in_flight.drop([parking.id for parking in parkings])  # a handler that finishes now is too late
-        parkings = [parking for parking in parkings if parking.id in set(told)]
+        ours = set(told)
+        parkings = [parking for parking in parkings if parking.id in ours]
         if parkings and not self._commands.is_fenced:
             self._in_flight.unanswered.append(told)  # in flight until the server has answered
             try:

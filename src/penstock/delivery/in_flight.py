@@ -17,7 +17,7 @@ from penstock.events import EventName
 from penstock.model import StreamMessage
 from penstock.runtime.aio import Flag, WaitQueue, next_tick
 
-Row: TypeAlias = tuple[bytes, list[bytes]]  # id and fields of an entry, as the server sends them
+FreshRow: TypeAlias = tuple[bytes, list[bytes]]  # id and fields of an entry, as the server sends them
 
 
 class InFlight:
@@ -39,9 +39,9 @@ class InFlight:
     def __init__(self, context: ConsumerContext) -> None:
         self.context = context
         self.lock = threading.RLock()
-        self._fresh: list[Row] = []  # in reverse: taking from the end of a list is cheap
+        self._fresh: list[FreshRow] = []  # in reverse: taking from the end of a list is cheap
         self._again: deque[StreamMessage] = deque()  # waiting to run again; also in _single
-        self._delivered: dict[int, list[Row] | list[StreamMessage]] = {}  # taken by workers, by the id() of the list
+        self._delivered: dict[int, list[FreshRow] | list[StreamMessage]] = {}  # with workers, by the id() of the list
         self._single: dict[str, StreamMessage | None] = {}  # None = not decoded
         self._newest = (0, 0)  # no entry with a greater id has ever been held
         self._settling: set[str] = set()  # the server is being asked to park or to dead-letter them
@@ -75,7 +75,7 @@ class InFlight:
 
     # --- coming in ----------------------------------------------------------------------------------
 
-    def add_fresh(self, rows: list[Row]) -> int:
+    def add_fresh(self, rows: list[FreshRow]) -> int:
         """Add new entries, in the order of their ids; return how many were not held already."""
         if not rows:
             return 0

@@ -22,6 +22,7 @@ from penstock.redis.blocking import Reply
 from penstock.redis.packing import Command
 from penstock.redis.scripts import Call, ScriptRunner, script
 from penstock.redis.settings import ConnectionSettings
+from penstock.redis.translate import checked
 
 logger = logging.getLogger("penstock.streams")
 Renewal: TypeAlias = Generator[list[Call], list[Reply], None]
@@ -186,14 +187,6 @@ class StreamLeases(Renewable):
             self._on_fenced()
         elif not isinstance(error, GroupLost):  # the reader notices it, too, and recreates the group
             super().failed(error)
-
-
-def checked(replies: Sequence[Reply]) -> Sequence[Reply]:
-    """Return the replies; raise the first error among them."""
-    for reply in replies:
-        if isinstance(reply, PenstockError):
-            raise reply
-    return replies
 
 
 def tell(function: Callable[..., None], *args: object) -> None:

@@ -16,8 +16,8 @@ from penstock.ops.catalogue import Catalogue, Look, checked_id
 from penstock.ops.lag import measure
 from penstock.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
 from penstock.redis.aio import Reply
-from penstock.redis.batches import ask, number_or
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import ask, number_or
 from penstock.redis.retry import Repeat
 
 _PAGE = 500

@@ -16,9 +16,8 @@ from penstock.keys.stream_names import queue_log, service_of, source_of_dead_let
 from penstock.ops.model import StreamKind
 from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.aio import Reply
-from penstock.redis.batches import ask, run_many
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import stream_keys
+from penstock.redis.reading import ask, run_many, stream_keys
 from penstock.shown import command_line
 
 MOST_GROUPS = 64  # of one stream that are looked at

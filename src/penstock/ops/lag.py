@@ -13,8 +13,8 @@ from penstock import ids
 from penstock.errors import PenstockError, ServerError
 from penstock.model import Lag
 from penstock.ops.catalogue import GroupLook, Look
-from penstock.redis.batches import run_many
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import run_many
 
 _FEW = 200  # entries that are counted from each end first: enough for most groups
 _MANY = 2_000  # that one script counts

@@ -13,16 +13,15 @@ from penstock.ops.catalogue import Catalogue, checked_id
 from penstock.ops.model import Page, Pending
 from penstock.policy import Reason
 from penstock.redis.aio import Reply
-from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
 from penstock.redis.packing import Command
-from penstock.redis.reading import Question
+from penstock.redis.reading import Question, ask
 from penstock.redis.retry import Repeat
 
 _STEP = 500  # entries of one command: a filter by the server would look at all of them at once
 _MOST_STEPS = 20
 
-Row = tuple[bytes, bytes, int, int]  # id, consumer, idle time in ms, deliveries
+PendingRow = tuple[bytes, bytes, int, int]  # id, consumer, idle time in ms, deliveries
 
 
 class PendingMessages:
@@ -60,15 +59,15 @@ class PendingMessages:
             start = f"({rows[-1][0].decode()}"
         return Page(tuple(found), start[1:])
 
-    async def _rows(self, stream: str, group: str, start: str, count: int, consumer: str | None) -> list[Row]:
+    async def _rows(self, stream: str, group: str, start: str, count: int, consumer: str | None) -> list[PendingRow]:
         key = self._catalogue.keys(stream).stream
         of = (check_name("consumer", consumer),) if consumer is not None else ()
         async with self._catalogue.group_must_exist(stream, group):
-            rows: list[Row] = await self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
+            rows: list[PendingRow] = await self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
         return rows
 
     async def _described(
-        self, stream: str, group: str, retries: str, attempts: str, rows: Sequence[Row]
+        self, stream: str, group: str, retries: str, attempts: str, rows: Sequence[PendingRow]
     ) -> list[Pending]:
         if not rows:
             return []

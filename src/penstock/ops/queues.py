@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import NotFound
 from penstock.keys import QueueKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
@@ -11,8 +11,9 @@ from penstock.ops.model import QueueInfo, StreamInfo, StreamKind
 from penstock.ops.streams import Streams
 from penstock.queue.administration import Administration, stats_of
 from penstock.queue.model import GROUP, MessageData, QueueStats
-from penstock.redis.batches import run_many
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import run_many
+from penstock.redis.translate import checked
 
 
 class MessageQueues:
@@ -26,10 +27,7 @@ class MessageQueues:
         streams, _, _ = await self._streams.overview(match)
         found = [stream for stream in streams if stream.kind is StreamKind.QUEUE]
         calls = [self._administration(stream.name, "::").stats_call for stream in found]
-        replies = await run_many(self._client, "queue/stats", calls)
-        for reply in replies:
-            if isinstance(reply, PenstockError):
-                raise reply
+        replies = checked(await run_many(self._client, "queue/stats", calls))
         return [
             _numbers(stream, stats_of(reply, _lag(stream).count)) for stream, reply in zip(found, replies, strict=True)
         ]

@@ -22,8 +22,8 @@ from penstock.ops.model import (
     TrimReport,
 )
 from penstock.ops.streams import group_kind
-from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import ask
 from penstock.redis.retry import Repeat
 
 _SAMPLES = 5

@@ -18,8 +18,8 @@ from penstock.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
 from penstock.ops.payloads import Row, fields_of, shown
 from penstock.redis.aio import Reply
-from penstock.redis.batches import ask, number_or
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import ask, number_or
 
 ARCHIVE_GROUP = "penstock-archive"
 _SAMPLES = 5

@@ -14,8 +14,8 @@ from penstock.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.ops.entries import EntryRange, read_entries
 from penstock.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
 from penstock.ops.payloads import Row
-from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import ask
 from penstock.redis.retry import Repeat
 from penstock.task import Result, Status, Task, check_id, decode_result
 from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries

@@ -7,8 +7,8 @@ from penstock.number_checks import check_number
 from penstock.ops.catalogue import Catalogue
 from penstock.ops.groups import consumers_of
 from penstock.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
-from penstock.redis.batches import ask
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import ask
 
 
 class Workers:

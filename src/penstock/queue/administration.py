@@ -13,8 +13,8 @@ from penstock.keys import QueueKeys
 from penstock.protection import payload_of
 from penstock.queue.model import GROUP, MessageData, QueueStats, decode_payload
 from penstock.redis.aio import Reply
-from penstock.redis.batches import Call
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import ScriptCall
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
@@ -33,7 +33,7 @@ class Administration:
         self._logs = {source: client.keys(name).stream for source, name in names.items()}
 
     @property
-    def stats_call(self) -> Call:
+    def stats_call(self) -> ScriptCall:
         """Keys and arguments of the script `queue/stats`, whose reply stats_of() reads."""
         return [self._keys.stream, self._keys.retries(GROUP), *self._logs.values()], [GROUP]
 

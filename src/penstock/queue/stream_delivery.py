@@ -15,7 +15,7 @@ import msgspec
 from penstock import dead_letter_record, envelope
 from penstock.delivery.decoding import Rejected
 from penstock.delivery.group_commands import Parking
-from penstock.delivery.leases import Held, Renewable, Renewal, checked, tell
+from penstock.delivery.leases import Held, Renewable, Renewal, tell
 from penstock.errors import PenstockError
 from penstock.events import EventName
 from penstock.keys import StreamKeys
@@ -25,6 +25,7 @@ from penstock.queue.consumer_slots import ConsumerSlot
 from penstock.queue.model import GROUP, MessageData
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.redis.settings import ConnectionSettings
+from penstock.redis.translate import checked
 from penstock.runtime.aio import call_in_loop, connection_scope, wait_out
 
 if TYPE_CHECKING:

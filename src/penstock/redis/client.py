@@ -37,7 +37,7 @@ from penstock.redis.packing import Command
 from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls, settings_of
-from penstock.redis.translate import Redirected, ScriptMissing
+from penstock.redis.translate import Redirected, ScriptMissing, checked
 from penstock.runtime.aio import IS_ASYNC, Flag, at_end, call_in_loop, connection_scope, is_alive, pause
 
 _TRIES = 3
@@ -363,9 +363,7 @@ class StreamClient:
 
     async def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
         """Load the scripts into the server of a connection."""
-        for reply in await connection.pipeline([("SCRIPT", "LOAD", wanted.source) for wanted in scripts]):
-            if isinstance(reply, PenstockError):
-                raise reply
+        checked(await connection.pipeline([("SCRIPT", "LOAD", wanted.source) for wanted in scripts]))
 
     # --- questions to the server --------------------------------------------------------------------
 

@@ -11,14 +11,14 @@ from penstock.number_checks import check_number, check_seconds
 from penstock.redis.address import Address
 
 Host: TypeAlias = tuple[str, int]
-Kind: TypeAlias = Literal["single", "unix", "cluster", "sentinel"]
+ConnectionKind: TypeAlias = Literal["single", "unix", "cluster", "sentinel"]
 
 
 @dataclass(frozen=True)
 class ConnectionSettings:
     """Where the servers are, and how to speak to them."""
 
-    kind: Kind = "single"
+    kind: ConnectionKind = "single"
     hosts: tuple[Host, ...] = (("localhost", 6379),)
     path: str | None = None
     service_name: str | None = None

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import redis.exceptions as driver
 
 from penstock import errors
+
+
+def checked(replies: Sequence[Any]) -> Sequence[Any]:
+    """Return the replies; raise the first error among them."""
+    for reply in replies:
+        if isinstance(reply, errors.PenstockError):
+            raise reply
+    return replies
 
 
 class Redirected(errors.ServerBusy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
@@ -14,8 +15,10 @@ from penstock.runtime.user_functions import Threads as Threads  # noqa: PLC0414 
 A = TypeVar("A")
 T = TypeVar("T")
 
+logger = logging.getLogger("penstock")
 Cancelled = asyncio.CancelledError
 IS_ASYNC = True
+_CANCEL_S = 5.0  # how long cancelled activities may take to end
 
 
 def comes_from_outside(error: BaseException) -> bool:
@@ -229,10 +232,11 @@ class TaskGroup:
         return not self._tasks
 
     async def cancel(self) -> None:
-        """Cancel running activities and wait for them."""
+        """Cancel running activities and wait for them, but not for long: one may ignore its cancellation."""
         for task in set(self._tasks):
             task.cancel()
-        await self.join()
+        if not await self.join(_CANCEL_S):
+            logger.warning("%d activities still running %.0f s after they were cancelled", len(self._tasks), _CANCEL_S)
 
     def raise_failure(self) -> None:
         """Raise the first failure, if there was one."""

@@ -10,9 +10,10 @@ import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 T = TypeVar("T")
+_Calls: TypeAlias = SimpleQueue[Callable[[], None] | None]  # of one thread; None ends it
 logger = logging.getLogger("penstock")
 _running: set[asyncio.Future[None]] = set()  # an event loop holds its tasks weakly
 
@@ -20,61 +21,71 @@ _running: set[asyncio.Future[None]] = set()  # an event loop holds its tasks wea
 class Threads:
     """Runs plain functions without blocking the event loop, at most `size` at a time.
 
+    A function whose caller is cancelled runs on: its thread no longer counts, so that one that hangs holds up no other.
+
     Uses daemon threads: the interpreter joins those of a ThreadPoolExecutor when it exits, so that one hung handler
     would keep the process from ending after its grace period.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._threads: list[threading.Thread] = []
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        weakref.finalize(self, _dismiss, self._threads, self._calls)
+        self._idle: list[_Calls] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        weakref.finalize(self, _dismiss, self._idle)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Run the function in a thread and return what it returns."""
         loop = asyncio.get_running_loop()
-        promise: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+        if self._loop is not loop:
+            self._loop, self._places = loop, asyncio.Semaphore(self._size)
+        async with self._places:
+            promise: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
 
-        def call() -> None:
-            result, error = None, None
+            def call() -> None:
+                if promise.cancelled():
+                    return
+                result, error = None, None
+                try:
+                    result = function(*args)
+                except BaseException as raised:
+                    error = raised
+                with suppress(RuntimeError):  # the loop has been closed
+                    loop.call_soon_threadsafe(_keep, promise, (result, error))
+
+            calls = self._idle.pop() if self._idle else _new_thread()
+            calls.put(call)
             try:
-                result = function(*args)
-            except BaseException as raised:
-                error = raised
-            with suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(_keep, promise, (result, error))
-
-        self._calls.put(call)
-        if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
-            # It references the queue but not its owner, so that it ends when the owner is garbage-collected.
-            name = f"penstock-handler-{len(self._threads)}"
-            thread = threading.Thread(target=_serve, args=(self._calls, self._idle), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        result, error = await promise
+                result, error = await promise
+            except BaseException:
+                calls.put(None)  # ends the thread when the function returns
+                raise
+            self._idle.append(calls)
         if error is not None:
             # Not set on the future, which rejects StopIteration: the caller would wait forever.
             raise error
         return cast("T", result)
 
     def close(self) -> None:
-        """Let the threads end; does not wait for a hung one."""
-        _dismiss(self._threads, self._calls)
-        self._idle = threading.Semaphore(0)
+        """Let idle threads end; does not wait for a hung one."""
+        _dismiss(self._idle)
 
 
-def _serve(calls: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
+def _new_thread() -> _Calls:
+    # It references its calls but not the owner, so that it ends when the owner is garbage-collected.
+    calls: _Calls = SimpleQueue()
+    threading.Thread(target=_serve, args=(calls,), name="penstock-handler", daemon=True).start()
+    return calls
+
+
+def _serve(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         call()
         del call  # free what it references now, not when the next one arrives
-        idle.release()
 
 
-def _dismiss(threads: list[threading.Thread], calls: SimpleQueue[Callable[[], None] | None]) -> None:
-    for _ in threads:
-        calls.put(None)
-    threads.clear()
+def _dismiss(idle: list[_Calls]) -> None:
+    while idle:
+        idle.pop().put(None)
 
 
 def _keep(promise: asyncio.Future[T], result: T) -> None:

@@ -14,7 +14,15 @@ from typing import Any, ClassVar
 from penstock.config import ConsumerConfig
 from penstock.counters import Tally
 from penstock.delivery.acks import AckSender
-from penstock.delivery.callables import BatchHandler, MessageHandler, awaitable, batch_call, check_takes, message_call
+from penstock.delivery.callables import (
+    BatchHandler,
+    MessageHandler,
+    awaitable,
+    batch_call,
+    check_takes,
+    hung,
+    message_call,
+)
 from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Decoder
 from penstock.delivery.delivery import ConsumerContext, Delivery
@@ -80,7 +88,7 @@ class StreamConsumer:
         self._stopping, self._chance = Flag(), random.Random()
         self._outage = OutageLog(logger, f"consumer {self.worker_name} of {stream}/{config.group}")
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
-        self._threads = Threads(self._concurrency)
+        self._threads = Threads(self._concurrency + 1)  # one for the dlq_handler of messages that no worker gets
         self._scope: object = None
         self._fenced: ConsumerNameTaken | None = None
         self._exit: BaseException | None = None
@@ -332,13 +340,8 @@ class StreamConsumer:
             raise error
 
     def _renewable_ids(self) -> list[str]:
-        unsettled = self._in_flight.unsettled_ids()
-        if self.config.handler_timeout_ms is None:
-            return unsettled
-        # The leases of a hung handler expire some time after its timeout, so that another consumer can take over.
-        late_s = time.monotonic() - self.config.lease_ms / 1000
-        overdue = {m.id for call in list(self._workers.running) if call.is_overdue(late_s) for m in call.messages}
-        return [entry_id for entry_id in unsettled if entry_id not in overdue]
+        overdue = {message.id for message in hung(self._workers.running, self.config.lease_ms / 1000)}
+        return [entry_id for entry_id in self._in_flight.unsettled_ids() if entry_id not in overdue]
 
     async def _dead_letter_once(self) -> None:
         await self._in_flight.has_rejected.wait()

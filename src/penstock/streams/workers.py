@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.delivery.callables import Call, RunningCall
+from penstock.delivery.callables import HandlerCall, RunningCall
 from penstock.delivery.delivery import Delivery
 from penstock.delivery.in_flight import InFlight
 from penstock.errors import EXITS, HandlerTimeout, LeaseLost, Snooze, text_of
@@ -31,7 +31,7 @@ class DeliveryWorkers:
     def __init__(
         self,
         in_flight: InFlight,
-        call: Call,
+        call: HandlerCall,
         error_hook: ErrorHook | None,
         batch_limit: int,
         flush: Callable[[], Awaitable[None]],

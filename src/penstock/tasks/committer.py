@@ -88,20 +88,25 @@ class ResultCommitter:
         if let_go is not None:
             let_go(task.id, has_run=has_run)
 
+    def holds(self, task: Task) -> bool:
+        """Return whether the task is not known to be lost: nack() would take it from the worker that holds it now."""
+        holds = getattr(self._queue, "holds", None)
+        return holds is None or bool(holds(task))
+
     async def fail(self, failed: Failed) -> None:
         """Give a task back, or up."""
         task, verdict = failed.task, failed.verdict
         text = f"{failed.error}: {failed.text}"
         self._emit(EventName.FAILED, id=task.id, kind=task.kind, error=text, attempts=task.attempts)
         if isinstance(verdict, RetryAfter):
-            is_ours = await self._queue.nack(
+            is_ours = self.holds(task) and await self._queue.nack(
                 task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts
             )
             outcome = "retry" if verdict.counts else "snooze"
             happened = EventName.RETURNED
             fields: dict[str, object] = {"delay_s": verdict.after_ms / 1000, "counts": verdict.counts}
         else:
-            is_ours = await self._give_up(failed, verdict)
+            is_ours = self.holds(task) and await self._give_up(failed, verdict)
             outcome, happened = "dead", EventName.DEAD_LETTERED
             fields = {"reason": verdict.reason, "error": text}
         if is_ours:
@@ -295,7 +300,8 @@ class ResultCommitter:
     async def _put_off(self, task: Task, why: str) -> None:
         delay_ms, _ = self._put_offs.next_ms(task.id)
         try:
-            await self._queue.nack(task.id, delay_ms / 1000, error=why, counts=False)
+            if self.holds(task):
+                await self._queue.nack(task.id, delay_ms / 1000, error=why, counts=False)
         except PenstockError as failure:
             logger.warning(
                 "task %s could not be returned; another worker gets it when its lease expires: %s", task.id, failure

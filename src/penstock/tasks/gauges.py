@@ -9,9 +9,9 @@ from penstock import envelope
 from penstock.errors import GroupLost, PenstockError
 from penstock.keys import TaskKeys
 from penstock.redis.aio import Reply
-from penstock.redis.batches import Call, ask, run_many
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import Question
+from penstock.redis.reading import Question, ScriptCall, ask, run_many
+from penstock.redis.translate import checked
 from penstock.tasks.lanes import lanes_in
 from penstock.tasks.listed import LaneGauges, QueueGauges
 
@@ -48,10 +48,7 @@ async def read_gauges(client: StreamClient, queues: Sequence[tuple[str, TaskKeys
             ("XLEN", keys.dead), ("HLEN", keys.done),
         ]  # fmt: skip
         questions += [(keys.index, command) for command in commands]
-    replies = await ask(client, questions)
-    for reply in replies:
-        if isinstance(reply, PenstockError):
-            raise reply
+    replies = checked(await ask(client, questions))
     told = [replies[place : place + 6] for place in range(0, len(replies), 6)]
     lanes = [_lanes(name, keys, each[0]) for (name, keys), each in zip(queues, told, strict=True)]
     await _count(client, [lane for some in lanes for lane in some])
@@ -79,7 +76,7 @@ async def _count(client: StreamClient, lanes: Sequence[_LaneCount]) -> None:
 
 async def _advance(client: StreamClient, lanes: Sequence[_LaneCount], most: int) -> list[_LaneCount]:
     """Count one page of each lane; return the lanes that have more."""
-    calls: list[Call] = [([lane.stream, lane.retries], [lane.group, most, lane.start]) for lane in lanes]
+    calls: list[ScriptCall] = [([lane.stream, lane.retries], [lane.group, most, lane.start]) for lane in lanes]
     for lane, reply in zip(lanes, await run_many(client, "tasks/gauges", calls), strict=True):
         if isinstance(reply, GroupLost):  # nothing is pending; the next worker creates the group
             lane.start = ""

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from penstock import envelope
 from penstock.errors import GroupLost
 from penstock.redis.packing import Command
-from penstock.redis.reading import pages, read_all
+from penstock.redis.reading import pages, read_many
+from penstock.redis.translate import checked
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
@@ -85,9 +86,10 @@ class TaskListing:
 
     async def _look(self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]) -> list[PendingTask]:
         names, stream = [row[0] for row in pending], store.stream
-        questions: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
-        questions += [("XRANGE", stream, name, name) for name in names]
-        (seconds, micros), begun, due, *entries = await read_all(self._client, stream, questions)
+        commands: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
+        commands += [("XRANGE", stream, name, name) for name in names]
+        replies = await read_many(self._client, [(stream, command) for command in commands])
+        (seconds, micros), begun, due, *entries = checked(replies)
         now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[PendingTask]()
         for row, runs, due_ms, entry in zip(pending, begun, due, entries, strict=True):
             count = number if (number := envelope.number(runs)) is not None else int(row[3])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, Self
 
 import msgspec
@@ -161,10 +162,14 @@ class RedisTaskQueue:
         Call it immediately before the handler: until then, a task that was handed out before loses no attempt if this
         process dies.
         """
-        held = self._in_flight.get(task.id)
-        if held is None or held.task is not task:  # lost, and perhaps taken again
+        held = self._held(task)
+        if held is None:
             return False
         return held.has_begun or await self._reader.begin(held)
+
+    def holds(self, task: Task) -> bool:
+        """Return whether this object holds a task, as pop_many() returned it, and has not lost it."""
+        return self._held(task) is not None
 
     async def wake(self) -> None:
         """Make waiting pops of this process return now."""
@@ -176,6 +181,10 @@ class RedisTaskQueue:
         close() does that as well, and the next pop takes it up. While other pops are under way nothing happens.
         """
         await self._reader.hand_back()
+
+    def _held(self, task: Task) -> TaskDelivery | None:
+        held = self._in_flight.get(task.id)
+        return held if held is not None and held.task is task else None  # else it is lost, and perhaps taken again
 
     def let_go(self, task_id: str, *, has_run: bool) -> None:
         """Stop renewing the lease of a task that cannot be returned to the server.
@@ -282,18 +291,28 @@ class RedisTaskQueue:
             await self._reader.due_soon(lane, 0)
 
     @contextmanager
-    def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:
-        """Renew the leases of all tasks that this object holds, from a thread, until the context ends."""
+    def renewing(
+        self, heartbeat_interval_ms: int | None = None, hung: Callable[[], Iterable[Task]] = tuple
+    ) -> Iterator[None]:
+        """Renew the leases of all tasks that this object holds, from a thread, until the context ends.
+
+        `hung` is called before each renewal: the tasks that it returns are released, and are orphans when their leases
+        expire.
+        """
         self._reader.heartbeat_s = (heartbeat_interval_ms or self.idle_ms / 4) / 1000
         leases = StreamLeases(
             self.client.settings, self.keys.index, self.group, self.consumer, self._reader.heartbeat_s, self.idle_ms,
-            self._in_flight.ids_by_stream, self._lost,
+            partial(self._renewable, hung), self._lost,
         )  # fmt: skip
         leases.start()
         try:
             yield
         finally:
             leases.stop()
+
+    def _renewable(self, hung: Callable[[], Iterable[Task]]) -> dict[StreamKeys, list[str]]:
+        self._in_flight.release([held for task in hung() if (held := self._held(task)) is not None])
+        return self._in_flight.ids_by_stream()
 
     def _lost(self, keys: StreamKeys, entry_ids: list[str]) -> None:
         tasks = self._in_flight.lose(keys, entry_ids)

@@ -309,7 +309,7 @@ class StubQueue:
         self._notify()
 
     @contextmanager
-    def renewing(self, heartbeat_interval_ms: int | None = None) -> Iterator[None]:  # noqa: ARG002
+    def renewing(self, *_: object) -> Iterator[None]:
         """Keep the leases of all held tasks until the context ends."""
         self._is_renewing = True
         try:

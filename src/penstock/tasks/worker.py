@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from penstock.counters import WorkerTally
-from penstock.delivery.callables import RunningCall
+from penstock.delivery.callables import RunningCall, hung
 from penstock.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.delivery.reader import PrefetchWindow
 from penstock.encode_errors import type_name
@@ -137,9 +137,9 @@ class Worker:
         activities, workers = TaskGroup(partial(self.stop, "failed")), TaskGroup(partial(self.stop, "failed"))
         on_signal = partial(self.stop, "signal") if self._handle_signals else None
         try:
-            with self.queue.renewing(max(1, self._idle_ms // 4)):
+            with self.queue.renewing(max(1, self._idle_ms // 4), partial(hung, self._running, self._idle_ms / 1000)):
                 wind_up = partial(self._wind_up, activities, workers)
-                async with graceful_end(wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
+                async with graceful_end(wind_up, self._grace_s, on_signal):
                     for _ in range(self.concurrency):
                         workers.start(self._work)
                     for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):

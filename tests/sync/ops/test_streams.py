@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 import redis
 
-import penstock.sync.redis.batches as batches_module
+import penstock.sync.redis.reading as reading_module
 from penstock.errors import ConfigurationError, NotFound, PermissionDenied, ServerBusy
 from penstock.redis.translate import error_reply
 from penstock.serializers import MsgpackSerializer
@@ -322,7 +322,7 @@ def test_a_server_that_answers_nothing_does_not_look_empty(
     def refuse(_: object, questions: Sequence[object]) -> list[object]:
         return [error_reply(text)] * len(questions)
 
-    monkeypatch.setattr(batches_module, "read_many", refuse)
+    monkeypatch.setattr(reading_module, "read_many", refuse)
     for look in (inspector.overview, inspector.dead_letters.streams, inspector.groups.lags):
         with pytest.raises(ServerBusy):
             look()

@@ -20,6 +20,7 @@ from penstock.runtime.threads import IS_ASYNC, Cancelled, Flag
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
 from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Status, Task
+from tests.helpers import threads
 from tests.helpers.threads import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.sync.tasks.stage import MemoryBackend, quick, running
 
@@ -316,6 +317,50 @@ def test_a_handler_that_takes_too_long_is_ended(queue: TaskQueue, redis_url: str
             result = result_of(queue, each)
             assert result.attempts == 2
             assert TaskTimeout.__name__ in str(result.error)
+
+
+@pytest.mark.parametrize("is_failing", [True, False])
+def test_a_task_whose_handler_hangs_is_not_renewed_for_ever_and_left_to_its_next_holder(
+    redis_url: str, raw: redis.Redis, is_failing: bool
+) -> None:
+    handlers = Handlers()
+
+    @handlers.task("work", timeout_s=0.01)
+    def work(task: Task) -> None:
+        threads.eventually(lambda: not len(queue._in_flight))  # blocks the event loop
+        [(entry_id, _)] = raw.xrange("jobs.tasks")
+        raw.xclaim("jobs.tasks", "jobs", "other", 0, [entry_id], justid=True)
+        if is_failing:
+            raise ValueError("too late")
+
+    with RedisTaskQueue(redis_url, "jobs") as queue:
+        queue.enqueue(Task(kind="work"))
+        worker = quick(queue, handlers, idle_ms=100)
+        with running(worker):
+            eventually(lambda: worker.tally.total("refused") == 1)
+        assert raw.xpending("jobs.tasks", "jobs")["consumers"] == [{"name": b"other", "pending": 1}]
+
+
+@pytest.mark.skipif(not IS_ASYNC, reason="a handler in a thread keeps its worker")
+def test_plain_handlers_that_hang_hold_up_no_other_task(queue: TaskQueue, redis_url: str) -> None:
+    handlers, may_end = Handlers(), threading.Event()
+
+    @handlers.task("slow", timeout_s=0.05, retry=Retry(max_attempts=2, initial_delay_ms=0))
+    def slow(task: Task) -> None:
+        may_end.wait(DEADLINE_S)
+
+    @handlers.task("quick", timeout_s=DEADLINE_S)
+    def at_once(task: Task) -> str:
+        return "done"
+
+    tasks = [Task(kind="slow"), Task(kind="slow"), Task(kind="quick")]
+    queue.enqueue_many(tasks)
+    try:
+        with running(quick(queue, handlers, concurrency=1)):
+            results = [result_of(queue, task) for task in tasks]
+    finally:
+        may_end.set()
+    assert [(result.status, result.data) for result in results] == [(Status.ERROR, None)] * 2 + [(Status.OK, "done")]
 
 
 def test_the_result_of_a_task_is_what_follows(queue: TaskQueue, redis_url: str) -> None:

@@ -20,7 +20,7 @@ from penstock.spark.lake.files import Location
 from penstock.spark.source.offsets import Position
 from penstock.spark.source.rows import Entry
 
-Numbers = tuple[int, int]  # an id as it orders
+IdNumbers = tuple[int, int]  # an id as it orders
 _opened: dict[tuple[int, Location], ColdLog] = {}
 
 
@@ -102,7 +102,7 @@ def _segments(ranges: Sequence[RangeEntry]) -> tuple[Segment, ...]:
     return tuple(found)
 
 
-def _behind(entry_id: str) -> Numbers:
+def _behind(entry_id: str) -> IdNumbers:
     ms, seq = ids.parse(entry_id)
     return ms, seq + 1
 

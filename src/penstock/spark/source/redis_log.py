@@ -16,8 +16,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from penstock import ids
-from penstock.errors import ConfigurationError, PenstockError
-from penstock.redis.aio import Reply
+from penstock.errors import ConfigurationError
+from penstock.redis.translate import checked
 from penstock.spark.runtime.link import retry
 from penstock.spark.source.catalogue import (
     Gap,
@@ -94,7 +94,7 @@ class Scanner:
             # In this order: the first entry shows that nothing had been trimmed when the page was read.
             questions.append((key, ("XRANGE", key, f"({piece.after}", piece.upto, "COUNT", self.fetch_size)))
             questions.append((key, ("XRANGE", key, "-", "+", "COUNT", 1)))
-        replies = retry(lambda: _replies(self.client, questions), self.retry_timeout_s)
+        replies = retry(lambda: checked(read_many(self.client, questions)), self.retry_timeout_s)
         return list(zip(replies[1::2], replies[::2], strict=True))
 
     def _check(self, stream: str, at: Position) -> None:
@@ -103,14 +103,6 @@ class Scanner:
         if gap is not None:
             hint = "Set option failOnDataLoss=false to continue without them"
             report_loss(gap, hint, fails=self.fail_on_data_loss)
-
-
-def _replies(client: StreamClient, questions: Sequence[Question]) -> list[Reply]:
-    replies = read_many(client, questions)
-    for reply in replies:
-        if isinstance(reply, PenstockError):
-            raise reply
-    return replies
 
 
 class Reading(Protocol):

@@ -16,7 +16,7 @@ from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.owned_stream import OwnedStream, StreamWatcher
 from penstock.sync.delivery.callables import is_async
-from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
+from penstock.sync.delivery.drain import graceful_end
 
 if TYPE_CHECKING:
     from penstock.sync.balancer.balancer import StreamBalancer
@@ -58,7 +58,7 @@ class Runner:
 
     def run(self, on_signal: Callable[[], None] | None) -> None:
         """Run until stop(), or until the balancer cannot go on."""
-        with graceful_end(self._wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
+        with graceful_end(self._wind_up, self._grace_s, on_signal):
             notices = self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)

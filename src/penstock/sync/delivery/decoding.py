@@ -97,8 +97,7 @@ class Decoder:
     ) -> None:
         by_name = envelope.as_mapping(fields)
         try:
-            expires_at_ms = envelope.expires_at(by_name)
-            if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
+            if envelope.is_expired(by_name, time.time()):
                 found.rejected.append(Rejected(entry_id, Reason.EXPIRED, None, deliveries, attempts, fields))
                 return
             raw = payload_of(by_name, self._key, self._protection)

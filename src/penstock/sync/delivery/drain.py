@@ -25,9 +25,8 @@ _FLUSH_EVERY_S = 0.1
 
 @contextmanager
 def graceful_end(
-    wind_up: Callable[[float], None], grace_s: float, on_signal: Callable[[], None] | None,
-    cleanup_s: float = CLEANUP_TIMEOUT_S,
-) -> Iterator[None]:  # fmt: skip
+    wind_up: Callable[[float], None], grace_s: float, on_signal: Callable[[], None] | None
+) -> Iterator[None]:
     """Call `wind_up` with the grace period when the body ends, or without one after an error or a cancellation.
 
     Until then, SIGTERM and SIGINT call `on_signal`, if it is given.
@@ -37,7 +36,7 @@ def graceful_end(
         yield
         wind_up(grace_s)
     except BaseException:  # also a second signal or cancellation while winding up
-        shielded(cleanup_s, wind_up, 0.0)
+        shielded(2 * CLEANUP_TIMEOUT_S, wind_up, 0.0)
         raise
     finally:
         if unsubscribe is not None:
@@ -101,7 +100,8 @@ class Drain:
 
     def _park(self, parkings: list[Parking]) -> None:
         told = self._in_flight.drop([parking.id for parking in parkings])  # a handler that finishes now is too late
-        parkings = [parking for parking in parkings if parking.id in set(told)]
+        ours = set(told)
+        parkings = [parking for parking in parkings if parking.id in ours]
         if parkings and not self._commands.is_fenced:
             self._in_flight.unanswered.append(told)  # in flight until the server has answered
             try:

@@ -18,8 +18,8 @@ from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.ops.catalogue import Catalogue, Look, checked_id
 from penstock.sync.ops.lag import measure
 from penstock.sync.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
-from penstock.sync.redis.batches import ask, number_or
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import ask, number_or
 
 _PAGE = 500
 _RELEASED = "released"  # the consumer under whose name a stream waits that was taken from its owner

@@ -18,9 +18,8 @@ from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.blocking import Reply
 from penstock.shown import command_line
 from penstock.sync.ops.model import StreamKind
-from penstock.sync.redis.batches import ask, run_many
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import stream_keys
+from penstock.sync.redis.reading import ask, run_many, stream_keys
 
 MOST_GROUPS = 64  # of one stream that are looked at
 

@@ -14,8 +14,8 @@ from penstock import ids
 from penstock.errors import PenstockError, ServerError
 from penstock.model import Lag
 from penstock.sync.ops.catalogue import GroupLook, Look
-from penstock.sync.redis.batches import run_many
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import run_many
 
 _FEW = 200  # entries that are counted from each end first: enough for most groups
 _MANY = 2_000  # that one script counts

@@ -16,14 +16,13 @@ from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.sync.ops.catalogue import Catalogue, checked_id
 from penstock.sync.ops.model import Page, Pending
-from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import Question
+from penstock.sync.redis.reading import Question, ask
 
 _STEP = 500  # entries of one command: a filter by the server would look at all of them at once
 _MOST_STEPS = 20
 
-Row = tuple[bytes, bytes, int, int]  # id, consumer, idle time in ms, deliveries
+PendingRow = tuple[bytes, bytes, int, int]  # id, consumer, idle time in ms, deliveries
 
 
 class PendingMessages:
@@ -61,14 +60,16 @@ class PendingMessages:
             start = f"({rows[-1][0].decode()}"
         return Page(tuple(found), start[1:])
 
-    def _rows(self, stream: str, group: str, start: str, count: int, consumer: str | None) -> list[Row]:
+    def _rows(self, stream: str, group: str, start: str, count: int, consumer: str | None) -> list[PendingRow]:
         key = self._catalogue.keys(stream).stream
         of = (check_name("consumer", consumer),) if consumer is not None else ()
         with self._catalogue.group_must_exist(stream, group):
-            rows: list[Row] = self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
+            rows: list[PendingRow] = self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
         return rows
 
-    def _described(self, stream: str, group: str, retries: str, attempts: str, rows: Sequence[Row]) -> list[Pending]:
+    def _described(
+        self, stream: str, group: str, retries: str, attempts: str, rows: Sequence[PendingRow]
+    ) -> list[Pending]:
         if not rows:
             return []
         key, names = self._catalogue.keys(stream).stream, [row[0] for row in rows]

@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import NotFound
 from penstock.keys import QueueKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.queue.model import GROUP, MessageData, QueueStats
+from penstock.redis.translate import checked
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.model import QueueInfo, StreamInfo, StreamKind
 from penstock.sync.ops.streams import Streams
 from penstock.sync.queue.administration import Administration, stats_of
-from penstock.sync.redis.batches import run_many
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import run_many
 
 
 class MessageQueues:
@@ -27,10 +28,7 @@ class MessageQueues:
         streams, _, _ = self._streams.overview(match)
         found = [stream for stream in streams if stream.kind is StreamKind.QUEUE]
         calls = [self._administration(stream.name, "::").stats_call for stream in found]
-        replies = run_many(self._client, "queue/stats", calls)
-        for reply in replies:
-            if isinstance(reply, PenstockError):
-                raise reply
+        replies = checked(run_many(self._client, "queue/stats", calls))
         return [
             _numbers(stream, stats_of(reply, _lag(stream).count)) for stream, reply in zip(found, replies, strict=True)
         ]

@@ -24,8 +24,8 @@ from penstock.sync.ops.model import (
     TrimReport,
 )
 from penstock.sync.ops.streams import group_kind
-from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import ask
 
 _SAMPLES = 5
 _MANY_GROUPS = 1_000  # of one stream

@@ -19,8 +19,8 @@ from penstock.sync.ops.catalogue import Catalogue, GroupLook, Look, checked_id, 
 from penstock.sync.ops.entries import EntryRange, read_entries, read_entry
 from penstock.sync.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.sync.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
-from penstock.sync.redis.batches import ask, number_or
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import ask, number_or
 
 ARCHIVE_GROUP = "penstock-archive"
 _SAMPLES = 5

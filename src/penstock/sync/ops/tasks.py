@@ -16,8 +16,8 @@ from penstock.redis.retry import Repeat
 from penstock.sync.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.sync.ops.entries import EntryRange, read_entries
 from penstock.sync.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
-from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import ask
 from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.sync.tasks.gauges import read_gauges
 from penstock.sync.tasks.redis_queue import RedisTaskQueue

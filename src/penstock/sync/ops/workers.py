@@ -8,8 +8,8 @@ from penstock.number_checks import check_number
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.groups import consumers_of
 from penstock.sync.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
-from penstock.sync.redis.batches import ask
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import ask
 
 
 class Workers:

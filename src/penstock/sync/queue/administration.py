@@ -15,8 +15,8 @@ from penstock.redis.blocking import Reply
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.delivery.dead_letters import DeadLetters
 from penstock.sync.delivery.janitor import count_after
-from penstock.sync.redis.batches import Call
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import ScriptCall
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")
@@ -34,7 +34,7 @@ class Administration:
         self._logs = {source: client.keys(name).stream for source, name in names.items()}
 
     @property
-    def stats_call(self) -> Call:
+    def stats_call(self) -> ScriptCall:
         """Keys and arguments of the script `queue/stats`, whose reply stats_of() reads."""
         return [self._keys.stream, self._keys.retries(GROUP), *self._logs.values()], [GROUP]
 

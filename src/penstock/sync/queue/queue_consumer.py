@@ -22,7 +22,7 @@ from penstock import envelope
 from penstock.config import ConsumerConfig
 from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, WorkerDied
 from penstock.events import EventName
-from penstock.policy import AttemptLimits, Reason, before_run, unreadable
+from penstock.policy import AttemptLimits, Reason, unreadable
 from penstock.protection import payload_of
 from penstock.queue.model import GROUP, decode_payload
 from penstock.redis.retry import PASSING, RetryBudget, RetryState
@@ -205,9 +205,8 @@ class QueueConsumer:
         for found in claims:
             deliveries, attempts = slot.counts_of(found)
             delivery = self._delivery(slot, found.id, found.fields, deliveries, attempts)
-            verdict = before_run(deliveries, attempts, None, 0, self.settings.limits)
-            if verdict is not None:
-                self._give_up(delivery, verdict.reason, WorkerDied.in_attempt(attempts))
+            if self.settings.limits.is_exhausted(deliveries, attempts):
+                self._give_up(delivery, Reason.MAX_DELIVERIES, WorkerDied.in_attempt(attempts))
             elif slot.begin(found.id, deliveries, attempts):
                 delivery.deliveries, delivery.attempts = deliveries + 1, attempts + 1
                 return self._hand_out(delivery, is_again=True)
@@ -224,8 +223,7 @@ class QueueConsumer:
     def _hand_out(self, delivery: StreamDelivery, *, is_again: bool = False) -> StreamDelivery | None:
         by_name = envelope.as_mapping(delivery.fields)
         try:
-            expires_at_ms = envelope.expires_at(by_name)
-            if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
+            if envelope.is_expired(by_name, time.time()):
                 self._give_up(delivery, Reason.EXPIRED, None)
                 return None
             raw = payload_of(by_name, self.keys.stream, self.client.protection)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock import dead_letter_record, envelope
-from penstock.delivery.leases import Held, Renewable, Renewal, checked, tell
+from penstock.delivery.leases import Held, Renewable, Renewal, tell
 from penstock.errors import PenstockError
 from penstock.events import EventName
 from penstock.keys import StreamKeys
@@ -22,6 +22,7 @@ from penstock.policy import Reason
 from penstock.queue.model import GROUP, MessageData
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.redis.settings import ConnectionSettings
+from penstock.redis.translate import checked
 from penstock.runtime.threads import call_in_loop, connection_scope, wait_out
 from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.delivery.group_commands import Parking

@@ -36,7 +36,7 @@ from penstock.redis.packing import Command
 from penstock.redis.retry import BUSY, Repeat, pause_s
 from penstock.redis.scripts import Script, script
 from penstock.redis.settings import ConnectionSettings, Host, checked_hosts, checked_tls, settings_of
-from penstock.redis.translate import Redirected, ScriptMissing
+from penstock.redis.translate import Redirected, ScriptMissing, checked
 from penstock.runtime.threads import IS_ASYNC, Flag, at_end, call_in_loop, connection_scope, is_alive, pause
 from penstock.sync.redis.dead_letter_retention import DeadLetterRetention
 from penstock.sync.redis.loop_connections import LoopConnections
@@ -362,9 +362,7 @@ class StreamClient:
 
     def load(self, connection: Connection, scripts: Sequence[Script]) -> None:
         """Load the scripts into the server of a connection."""
-        for reply in connection.pipeline([("SCRIPT", "LOAD", wanted.source) for wanted in scripts]):
-            if isinstance(reply, PenstockError):
-                raise reply
+        checked(connection.pipeline([("SCRIPT", "LOAD", wanted.source) for wanted in scripts]))
 
     # --- questions to the server --------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from penstock.sync.delivery.callables import (
     awaitable,
     batch_call,
     check_takes,
+    hung,
     message_call,
 )
 from penstock.sync.delivery.dead_letters import DeadLetterMover
@@ -88,7 +89,7 @@ class StreamConsumer:
         self._stopping, self._chance = Flag(), random.Random()
         self._outage = OutageLog(logger, f"consumer {self.worker_name} of {stream}/{config.group}")
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
-        self._threads = Threads(self._concurrency)
+        self._threads = Threads(self._concurrency + 1)  # one for the dlq_handler of messages that no worker gets
         self._scope: object = None
         self._fenced: ConsumerNameTaken | None = None
         self._exit: BaseException | None = None
@@ -340,13 +341,8 @@ class StreamConsumer:
             raise error
 
     def _renewable_ids(self) -> list[str]:
-        unsettled = self._in_flight.unsettled_ids()
-        if self.config.handler_timeout_ms is None:
-            return unsettled
-        # The leases of a hung handler expire some time after its timeout, so that another consumer can take over.
-        late_s = time.monotonic() - self.config.lease_ms / 1000
-        overdue = {m.id for call in list(self._workers.running) if call.is_overdue(late_s) for m in call.messages}
-        return [entry_id for entry_id in unsettled if entry_id not in overdue]
+        overdue = {message.id for message in hung(self._workers.running, self.config.lease_ms / 1000)}
+        return [entry_id for entry_id in self._in_flight.unsettled_ids() if entry_id not in overdue]
 
     def _dead_letter_once(self) -> None:
         self._in_flight.has_rejected.wait()

@@ -15,7 +15,7 @@ from penstock.errors import EXITS, HandlerTimeout, LeaseLost, Snooze, text_of
 from penstock.model import StreamMessage
 from penstock.policy import GiveUp, RetryAfter, Verdict, after_failure
 from penstock.runtime.threads import Cancelled, Lock, WaitQueue, comes_from_outside, pause
-from penstock.sync.delivery.callables import Call, RunningCall
+from penstock.sync.delivery.callables import HandlerCall, RunningCall
 from penstock.sync.delivery.delivery import Delivery
 from penstock.sync.delivery.in_flight import InFlight
 
@@ -32,7 +32,7 @@ class DeliveryWorkers:
     def __init__(
         self,
         in_flight: InFlight,
-        call: Call,
+        call: HandlerCall,
         error_hook: ErrorHook | None,
         batch_limit: int,
         flush: Callable[[], None],

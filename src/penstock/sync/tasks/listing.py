@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from penstock import envelope
 from penstock.errors import GroupLost
 from penstock.redis.packing import Command
+from penstock.redis.translate import checked
 from penstock.serializers import PayloadLimits
-from penstock.sync.redis.reading import pages, read_all
+from penstock.sync.redis.reading import pages, read_many
 from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.sync.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.task import Task
@@ -86,9 +87,10 @@ class TaskListing:
 
     def _look(self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]) -> list[PendingTask]:
         names, stream = [row[0] for row in pending], store.stream
-        questions: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
-        questions += [("XRANGE", stream, name, name) for name in names]
-        (seconds, micros), begun, due, *entries = read_all(self._client, stream, questions)
+        commands: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
+        commands += [("XRANGE", stream, name, name) for name in names]
+        replies = read_many(self._client, [(stream, command) for command in commands])
+        (seconds, micros), begun, due, *entries = checked(replies)
         now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[PendingTask]()
         for row, runs, due_ms, entry in zip(pending, begun, due, entries, strict=True):
             count = number if (number := envelope.number(runs)) is not None else int(row[3])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol, runtime_checkable
@@ -84,8 +84,13 @@ class TaskQueue(Protocol):
         """
         ...
 
-    def renewing(self, heartbeat_interval_ms: int | None = None) -> AbstractContextManager[None]:
-        """Renew the leases of all tasks that this process holds, in the background, until the context ends."""
+    def renewing(
+        self, heartbeat_interval_ms: int | None = None, hung: Callable[[], Iterable[Task]] = tuple
+    ) -> AbstractContextManager[None]:
+        """Renew the leases of all tasks that this process holds, in the background, until the context ends.
+
+        `hung` returns tasks whose handlers should have ended long ago: let their leases expire.
+        """
         ...
 
     # --- results ------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from penstock.events import Emitter, EventName, EventSink
 from penstock.logs import OutageLog
 from penstock.number_checks import check_number
 from penstock.runtime.threads import IS_ASYNC, Cancelled, Flag, TaskGroup, Threads, next_tick, shielded
-from penstock.sync.delivery.callables import RunningCall
+from penstock.sync.delivery.callables import RunningCall, hung
 from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
 from penstock.sync.delivery.reader import PrefetchWindow
 from penstock.sync.results.backend import ResultBackend
@@ -138,9 +138,9 @@ class Worker:
         activities, workers = TaskGroup(partial(self.stop, "failed")), TaskGroup(partial(self.stop, "failed"))
         on_signal = partial(self.stop, "signal") if self._handle_signals else None
         try:
-            with self.queue.renewing(max(1, self._idle_ms // 4)):
+            with self.queue.renewing(max(1, self._idle_ms // 4), partial(hung, self._running, self._idle_ms / 1000)):
                 wind_up = partial(self._wind_up, activities, workers)
-                with graceful_end(wind_up, self._grace_s, on_signal, 2 * CLEANUP_TIMEOUT_S):
+                with graceful_end(wind_up, self._grace_s, on_signal):
                     for _ in range(self.concurrency):
                         workers.start(self._work)
                     for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
