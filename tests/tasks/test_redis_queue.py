@@ -418,6 +418,28 @@ async def test_a_full_server_refuses_a_task_and_lets_the_others_be_taken(
     assert await queue.pending_count() == 4
 
 
+async def test_dead_letters_for_which_the_server_has_no_room_are_written_later(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    first, second = Task(kind="render"), Task(kind="render")
+    await queue.enqueue_many([first, second])
+    assert await queue.pop() is not None
+    raw.xadd("jobs.tasks", {"data": b"no task"})
+    raw.xadd("jobs.tasks", {"data": msgspec.msgpack.encode(first)})  # open in another entry
+    raw.config_set("maxmemory", "1")
+    try:
+        assert await queue.pop_many(10) == [in_first_run(second)]
+        assert await queue.dead.count() == 0
+    finally:
+        raw.config_set("maxmemory", "0")
+    for lane in await queue._lanes.all():
+        for entry_id in raw.zrange(lane.retries, 0, -1):
+            raw.zadd(lane.retries, {entry_id: 1})
+        await queue._reader.due_soon(lane.lane, 0)
+    assert await queue.pop_many(10, block=False) == []
+    assert [letter.reason async for letter in queue.dead.iterate()] == ["decode_error", "invalid"]
+
+
 # --- waiting --------------------------------------------------------------------------------------
 
 

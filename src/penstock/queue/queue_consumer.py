@@ -227,12 +227,12 @@ class QueueConsumer:
         try:
             expires_at_ms = envelope.expires_at(by_name)
             if expires_at_ms is not None and time.time() * 1000 >= expires_at_ms:
-                await self._give_up(delivery, Reason.EXPIRED, None)
+                await self._give_up(delivery, Reason.EXPIRED, None, has_run=False)
                 return None
             raw = payload_of(by_name, self.keys.stream, self.client.protection)
             delivery.payload = decode_payload(raw, self.settings.is_text, self.settings.payload)
         except DecodeError as error:
-            await self._give_up(delivery, unreadable(error), error)
+            await self._give_up(delivery, unreadable(error), error, has_run=False)
             return None
         entry_id, deliveries, slot = delivery.id, delivery.deliveries, delivery.slot
         delivery.token = f"{deliveries}:{entry_id}:{slot.consumer}"
@@ -243,21 +243,19 @@ class QueueConsumer:
         )
         return delivery
 
-    async def _give_up(self, delivery: StreamDelivery, reason: Reason, error: BaseException | None) -> None:
-        # No caller gets this message. If its record is refused, it stays pending with this slot, which is not used any
-        # more: callers get the error only once per lease, and other messages do not wait for it.
-        slot = delivery.slot
+    async def _give_up(
+        self, delivery: StreamDelivery, reason: Reason, error: BaseException | None, *, has_run: bool = True
+    ) -> None:
+        # No caller gets this message. If all records are refused, it stays pending with this slot: callers get the
+        # error only once per lease, and other messages do not wait for it.
         try:
-            await delivery.write_dead_letter(reason, error)
+            await delivery.write_dead_letter(reason, error, has_run=has_run)
         except (*PASSING, GroupLost):
             raise
         except NOT_OF_ONE_MESSAGE:
-            slot.is_given_up = True
+            delivery.slot.give_up()
             raise
-        except Exception:
-            delay_ms = self.dead_letter_writer.refused(delivery.id)
-            await slot.commands.park([Parking(delivery.id, delay_ms, delivery.deliveries, delivery.attempts)])
-        slot.is_sure()
+        delivery.slot.is_sure()
 
     async def _restore_group(self, slot: ConsumerSlot) -> None:
         # Entries that are still in the stream were not finished: the group starts at the first one.
@@ -283,6 +281,9 @@ class QueueConsumer:
             # Keep its slot: it may have the message until its lease expires.
             self._unsettled.append((delivery, step))
             self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
+            raise
+        except BaseException:
+            delivery.slot.give_up()
             raise
         self.slots.put_back(delivery.slot)
         return is_done
@@ -313,10 +314,10 @@ class QueueConsumer:
                     self._unsettled.append((delivery, step))
                     return False
             except PenstockError:
-                # A permanent error: the message and its slot stay in use until the lease expires.
                 logger.exception(
                     "message %s cannot be settled; it is delivered again when its lease expires", delivery.id
                 )
+                delivery.slot.give_up()
                 continue
             except BaseException:
                 self._unsettled.append((delivery, step))

@@ -144,12 +144,14 @@ class StreamDelivery(msgspec.Struct, eq=False):
         attempts = self.attempts if counts else self.attempts - 1
 
         async def step() -> bool:
-            parking = Parking(self.id, round(delay_s * 1000), self.deliveries, attempts)
-            (is_parked,) = await self.slot.commands.park([parking])
-            self.consumer.look_within(delay_s)
-            return is_parked
+            return await self._park(round(delay_s * 1000), self.deliveries, attempts)
 
         return await self.consumer.settle(self, step)
+
+    async def _park(self, delay_ms: int, deliveries: int, attempts: int) -> bool:
+        (is_parked,) = await self.slot.commands.park([Parking(self.id, delay_ms, deliveries, attempts)])
+        self.consumer.look_within(delay_ms / 1000)
+        return is_parked
 
     async def dead_letter(self, reason: Reason | None, error: BaseException | None) -> bool:
         """Move the message to the dead letters, with everything known about it."""
@@ -159,11 +161,19 @@ class StreamDelivery(msgspec.Struct, eq=False):
 
         return await self.consumer.settle(self, step)
 
-    async def write_dead_letter(self, reason: Reason, error: BaseException | None) -> bool:
-        """Move the message to the dead letters, without retries; False = it is no longer ours."""
+    async def write_dead_letter(self, reason: Reason, error: BaseException | None, *, has_run: bool = True) -> bool:
+        """Move the message to the dead letters, without retries; False = it is no longer ours.
+
+        If only this record cannot be written, or there is no room for any, the message is parked.
+        """
         entry = Rejected(self.id, reason, error, self.deliveries, self.attempts, self.fields)
         settle = partial(self.slot.commands.dead_letter, self.id, is_deleted=True)
-        return await self.consumer.dead_letter_writer.write(entry, self.slot.consumer, settle) is not None
+        writer = self.consumer.dead_letter_writer
+        try:
+            return await writer.write(entry, self.slot.consumer, settle) is not None
+        except Exception as refusal:
+            delay_ms, back = writer.refused(refusal, self.id), 0 if has_run else 1
+            return await self._park(delay_ms, self.deliveries - back, self.attempts - back)
 
     # --- the lease ----------------------------------------------------------------------------------
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from penstock import envelope
 from penstock.delivery.dead_letters import DeadLetterBackoff
 from penstock.delivery.group_commands import MAX_IDS, Parking, Redelivery
-from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
+from penstock.errors import ConnectionLost, GroupLost, name_of, text_of
 from penstock.policy import Reason, unreadable
 from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
@@ -237,7 +238,8 @@ class TaskReader:
             elif value is None and result is not None:
                 why = f"task {held.task.id} already has a result"
             if why:
-                await held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
+                ending = Release("dead_letter", reason=Reason.INVALID, text=why)
+                await self._give_up(held.store, held.entry_id, partial(held.release, ending), held.hand_back)
             elif held in waits:
                 # The index has no entry for the task: this one waits until the one that we hold has ended.
                 await held.hand_back(int(_SECOND_S * 1000))
@@ -265,14 +267,21 @@ class TaskReader:
     async def _refuse(self, store: LaneStore, claim: Redelivery, error: Malformed) -> None:
         reason, name = unreadable(error.__cause__), name_of(error.__cause__ or error)
         ending = Release("dead_letter", reason=reason, error=name, text=text_of(error))
+        await self._give_up(
+            store, claim.id, partial(store.release, ending, claim.id, error.task_id, error.kind, self._consumer),
+            partial(self._park, store, [claim]),
+        )  # fmt: skip
+
+    async def _give_up(
+        self, store: LaneStore, entry_id: str, write: Callable[[], Awaitable[object]],
+        park: Callable[[int], Awaitable[None]],
+    ) -> None:  # fmt: skip
         try:
-            await store.release(ending, claim.id, error.task_id, error.kind, self._consumer)
-        except NOT_OF_ONE_MESSAGE:
-            raise
-        except Exception:
-            await self._park(store, [claim], self._dead_letter_backoff.note(store.stream, claim.id))
+            await write()
+        except Exception as refusal:
+            await park(self._dead_letter_backoff.delay_ms(refusal, store.stream, entry_id))
         else:
-            self._dead_letter_backoff.forget(claim.id)
+            self._dead_letter_backoff.forget(entry_id)
 
     # --- tasks that were handed out before ----------------------------------------------------------
 

@@ -45,7 +45,7 @@ class ConsumerSlot:
         self._client, self.consumer = client, consumer
         self.commands = GroupCommands(client, keys, GROUP, consumer, dead_letters)
         self.is_doubtful = False  # a message that no caller has may be pending here
-        self.is_given_up = False  # it has a message that cannot be settled
+        self.is_given_up = False
         self._has_read = False  # the doubtful message was new, not taken from another consumer
         self._reading = BlockingRead(client, keys.stream)
         self._scope: object = None
@@ -144,6 +144,11 @@ class ConsumerSlot:
         self._asked = error.asked if isinstance(error, Redirected) else None
         if self._asked is not None or not isinstance(error, ConnectionLost):
             self.close()
+
+    def give_up(self) -> None:
+        """Never use this slot again: its message cannot be settled, and stays pending until its lease expires."""
+        self.is_given_up = True
+        self.close()
 
     def close(self) -> None:
         """Close the connection, on which nothing is under way."""
