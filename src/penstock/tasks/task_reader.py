@@ -358,14 +358,23 @@ class TaskReader:
                     claims = self._in_flight.as_before(store.streams, claims)
                     await self._accept_again(store, claims, found, keeps_apart)
 
-    async def hand_back(self) -> None:
+    async def hand_back(self, deliveries: Sequence[TaskDelivery]) -> int:
+        """Give back tasks whose handlers have not begun, a lane at a time; return how many of them were ours."""
+        count = 0
+        for store in dict.fromkeys(held.store for held in deliveries):
+            handed_back = [held for held in deliveries if held.store is store]
+            count += await store.hand_back(handed_back)
+            self._in_flight.release(handed_back)
+            await self.due_soon(store.lane, 0)
+        return count
+
+    async def hand_back_stranded(self) -> int:
         """Give back what cancelled or failed pops left behind; does nothing while other pops are under way."""
-        if self._in_flight.can_sweep():
-            with self._in_flight.claiming() as found:
-                await self._sweep(found, keeps_apart=False)
-                while found:
-                    await found[0].hand_back()
-                    self._in_flight.release([found.pop(0)])
+        if not self._in_flight.can_sweep():
+            return 0
+        with self._in_flight.claiming() as found:
+            await self._sweep(found, keeps_apart=False)
+            return await self.hand_back(found)
 
     async def _sort_out(self, found: list[TaskDelivery], wanted: TaskFilter) -> None:
         misfits = [held for held in found if not wanted.accepts(held.task)]
