@@ -754,7 +754,7 @@ async def test_results_that_wait_for_the_back_end_wait_once_while_redis_is_away(
         raise ConnectionLost("away")
 
     handlers = Handlers()
-    handlers.task("work")(lambda task: None)
+    handlers.task("work")(lambda _: None)
     worker = quick(queue, handlers, results=Full())
     committer, finish_many = worker._committer, queue.finish_many
     for data in ("small", "large"):

@@ -277,7 +277,7 @@ def test_a_worker_that_stops_hands_back_what_has_not_begun(
     queue: RedisTaskQueue, other: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handlers, handed_back = Handlers(), list[int]()
-    handlers.task("render")(lambda task: None)
+    handlers.task("render")(lambda _: None)
     hand_back = queue.hand_back
 
     def look(tasks: Any = None) -> int:

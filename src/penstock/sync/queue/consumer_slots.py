@@ -118,10 +118,8 @@ class ConsumerSlot:
         """Take the message that a lost reply contained, if any."""
         self._reading.kill_abandoned()
         claims, missing = list[Redelivery](), list[str]()
-        for own in self.commands.own_pending():
-            # Skips those that wait for their retry.
-            claims, missing = self.commands.take(own, is_own_read=self._has_read) if own else ([], [])
-            if claims or missing:
+        for claims, missing in self.commands.take_unheld(tuple, self._has_read):
+            if claims or missing:  # else they wait for their retry
                 break
         self.is_doubtful = bool(claims)
         return claims, missing

@@ -351,13 +351,10 @@ class TaskReader:
         self._in_flight.must_sweep = False
         self._reads.kill_abandoned()
         for store in self._lanes.all():
-            for page in store.commands.own_pending():
-                entries = self._in_flight.of(store.streams)
-                stranded = [entry_id for entry_id in page if entry_id not in entries]
-                if stranded:
-                    claims, _ = store.commands.take(stranded, is_own_read=True)
-                    claims = self._in_flight.as_before(store.streams, claims)
-                    self._accept_again(store, claims, found, keeps_apart)
+            held = partial(self._in_flight.of, store.streams)
+            for claims, _ in store.commands.take_unheld(held, is_own_read=True):
+                before = self._in_flight.as_before(store.streams, claims)
+                self._accept_again(store, before, found, keeps_apart)
 
     def hand_back(self, deliveries: Sequence[TaskDelivery]) -> int:
         """Give back tasks whose handlers have not begun, a lane at a time; return how many of them were ours."""
