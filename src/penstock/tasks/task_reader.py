@@ -55,6 +55,7 @@ class TaskReader:
         self._reads = BlockingReads(self._client, self._keys.index)
         self._alone: TaskDelivery | None = None  # a held task that must have no neighbours
         self._suspect_begins = Lock()
+        self._is_sweeping = False
         self._drains_for: Lane | None = None  # where a task waits until nothing else is held
         self._drain_began_s = self._next_drain_s = 0.0
         self._dead_letter_backoff = DeadLetterBackoff(logger)
@@ -71,6 +72,7 @@ class TaskReader:
         """
         deadline = time.monotonic() + (timeout_s or 0)
         while True:
+            await self._make_way(deadline)
             must_wait = keeps_apart and self._keeps_others_waiting()
             found = [] if must_wait else await self._persist(count, wanted, keeps_apart, begins)
             left_s = deadline - time.monotonic()
@@ -78,11 +80,21 @@ class TaskReader:
                 return [held.task for held in found]
             if must_wait:
                 await pause(min(left_s, _APART_S / 10))
+            if must_wait or self._in_flight.must_sweep:
                 continue
             wait_s = min(left_s, self._reads.until_due_s(), LOOK_EVERY_S, 2 * self.heartbeat_s)
             found = await self._wait(wait_s, count, wanted)
             if found:
                 return [held.task for held in found]
+
+    async def _make_way(self, deadline: float) -> None:
+        # A sweep must be alone: while one is needed or under way, reads that block end, and no other pop begins.
+        while (self._in_flight.must_sweep and self._in_flight.is_claiming) or self._is_sweeping:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            await self._reads.wake()
+            await pause(min(left_s, _APART_S / 10))
 
     def _is_one_alone(self) -> bool:
         if self._alone is not None and self._in_flight.get(self._alone.task.id) is not self._alone:
@@ -347,13 +359,16 @@ class TaskReader:
 
     async def _sweep(self, found: list[TaskDelivery], keeps_apart: bool) -> None:
         # All lanes, because the interrupted pop may have read others; misfits are moved later.
-        self._in_flight.must_sweep = False
-        await self._reads.kill_abandoned()
-        for store in await self._lanes.all():
-            held = partial(self._in_flight.of, store.streams)
-            async for claims, _ in store.commands.take_unheld(held, is_own_read=True):
-                before = self._in_flight.as_before(store.streams, claims)
-                await self._accept_again(store, before, found, keeps_apart)
+        self._in_flight.must_sweep, self._is_sweeping = False, True
+        try:
+            await self._reads.kill_abandoned()
+            for store in await self._lanes.all():
+                held = partial(self._in_flight.of, store.streams)
+                async for claims, _ in store.commands.take_unheld(held, is_own_read=True):
+                    before = self._in_flight.as_before(store.streams, claims)
+                    await self._accept_again(store, before, found, keeps_apart)
+        finally:
+            self._is_sweeping = False
 
     async def hand_back(self, deliveries: Sequence[TaskDelivery]) -> int:
         """Give back tasks whose handlers have not begun, a lane at a time; return how many of them were ours."""

@@ -18,7 +18,7 @@ from penstock.sync.tasks import Handlers, Limits, Rate, RedisTaskQueue, Retry, W
 from penstock.sync.testing.task_queue_contract import in_first_run
 from penstock.task import Result, Task
 from penstock.testing import FaultProxy
-from tests.helpers.threads import DEADLINE_S, Event, eventually, join, start, wait_for
+from tests.helpers.threads import DEADLINE_S, Event, eventually, is_done, join, start, wait_for
 from tests.sync.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -254,6 +254,32 @@ def test_what_a_pop_left_behind_is_not_forgotten_when_another_lane_loses_its_gro
     raw.xgroup_destroy("jobs.tasks", "jobs")
     join(waiting)
     assert lossy.pop_many(1, timeout=0.1, provides={"gpu"}) == [in_first_run(task)]
+
+
+def test_what_a_pop_left_behind_is_taken_up_though_several_pops_wait_all_the_time(
+    lossy: RedisTaskQueue, other: RedisTaskQueue, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, next_one = Task(kind="render"), Task(kind="render")
+    reader = lossy._reader
+    reader.heartbeat_s = 2 * DEADLINE_S  # so that no read ends before the test does
+    monkeypatch.setattr(f"{type(reader).__module__}.LOOK_EVERY_S", 2 * DEADLINE_S)
+    assert lossy.pop(timeout=0.01) is None
+    before = fault_proxy.count("XREADGROUP")
+    lost = fault_proxy.drop_reply("XREADGROUP", 1)
+    losing = start(lossy.pop_many, 1, timeout=DEADLINE_S)
+    eventually(lambda: fault_proxy.count("XREADGROUP") > before)
+    waiting = start(lossy.pop_many, 1, timeout=DEADLINE_S)
+    eventually(lambda: fault_proxy.count("XREADGROUP") > before + 1)
+    other.enqueue(left)  # the first that waits gets it
+    with pytest.raises(ConnectionLost):
+        join(losing)
+    assert lost.has_happened
+    again = start(lossy.pop_many, 1, timeout=DEADLINE_S)
+    eventually(lambda: is_done(again) or is_done(waiting))
+    other.enqueue(next_one)
+    found = [*join(again), *join(waiting)]
+    assert sorted(task.id for task in found) == sorted([left.id, next_one.id])
+    assert {task.attempts for task in found} == {1}
 
 
 def short(queue: RedisTaskQueue, handlers: Handlers) -> Worker:

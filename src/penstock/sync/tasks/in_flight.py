@@ -97,6 +97,11 @@ class TasksInFlight:
         finally:
             del self._claims[id(found)]
 
+    @property
+    def is_claiming(self) -> bool:
+        """Whether a claim is under way."""
+        return bool(self._claims)
+
     def can_sweep(self, mine: list[TaskDelivery] | None = None) -> bool:
         """Return whether a sweep is needed and safe: it would mistake the tasks of other claims under way for lost."""
         return self.must_sweep and not self._claims.keys() - {id(mine)}
