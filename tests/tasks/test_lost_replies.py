@@ -308,6 +308,20 @@ async def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_w
     assert len(runs) == 2
 
 
+async def test_a_task_that_ran_and_could_not_be_given_back_is_not_taken_up_as_if_it_had_not(
+    queue: RedisTaskQueue, other: RedisTaskQueue
+) -> None:
+    await queue.enqueue_many([Task(kind="render"), Task(kind="render")])
+    ran, waited = await queue.pop_many(2)
+    queue.let_go(ran.id, has_run=True)
+    queue.let_go(waited.id, has_run=False)
+    assert await queue.pop_many(2) == [in_first_run(waited)]
+    assert await queue.ack(waited.id)
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    [again] = await queue.pop_many(2)
+    assert (again.id, again.attempts) == (ran.id, 2)
+
+
 async def test_a_task_that_could_not_be_given_back_is_told_to_be_lost_when_another_has_it(
     fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:

@@ -363,7 +363,7 @@ class TaskReader:
         try:
             await self._reads.kill_abandoned()
             for store in await self._lanes.all():
-                held = partial(self._in_flight.of, store.streams)
+                held = partial(self._in_flight.not_stranded, store.streams)
                 async for claims, _ in store.commands.take_unheld(held, is_own_read=True):
                     before = self._in_flight.as_before(store.streams, claims)
                     await self._accept_again(store, before, found, keeps_apart)

@@ -192,7 +192,7 @@ class RedisTaskQueue:
         """
         held = self._in_flight.get(task_id)
         if held is not None and has_run:
-            self._in_flight.release([held])
+            self._in_flight.abandon(held)
         elif held is not None:
             self._in_flight.never_ran([held])
 

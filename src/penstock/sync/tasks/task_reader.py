@@ -364,7 +364,7 @@ class TaskReader:
         try:
             self._reads.kill_abandoned()
             for store in self._lanes.all():
-                held = partial(self._in_flight.of, store.streams)
+                held = partial(self._in_flight.not_stranded, store.streams)
                 for claims, _ in store.commands.take_unheld(held, is_own_read=True):
                     before = self._in_flight.as_before(store.streams, claims)
                     self._accept_again(store, before, found, keeps_apart)
