@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any, ClassVar
 
 logger = logging.getLogger("penstock.shutdown")
@@ -21,13 +22,20 @@ _PYSPARK = ("pyspark.core.context", "pyspark.context")
 _RUNNER_METHOD = getattr(asyncio.Runner, "_on_sigint", None)
 
 
+class SignalOwner:
+    """Has installed its method `handle_signal` for signals, and wants to be asked together with subscribers."""
+
+    def handle_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal: the first one asks, the second has its usual effect."""
+
+
 class SignalWatch:
     """Calls its subscribers when the process is asked to end; there is one per process.
 
-    Handlers are installed with the first subscriber, in the main thread only, and only where nobody else has
-    installed one (a default, the one of `asyncio.run`, or PySpark's, which aborts whatever runs); they are removed with
-    the last subscriber. They are plain signal handlers and not those of an event loop, so that they work alike for
-    asyncio, uvloop and threads.
+    Handlers are installed with the first subscriber, in the main thread only, and only where nobody else has installed
+    one (a default, the one of `asyncio.run`, or PySpark's, which aborts whatever runs), or a SignalOwner, which is
+    called after the subscribers; they are removed with the last subscriber. They are plain signal handlers and not
+    those of an event loop, so that they work alike for asyncio, uvloop and threads.
 
     Guarantees: the first signal calls every subscriber once, and whoever subscribes while the others still stop is
     called at once. The second signal, or one that finds no subscriber, has the effect it had before: SIGTERM kills,
@@ -86,7 +94,7 @@ class SignalWatch:
             signal.signal(number, previous)
 
     @staticmethod
-    def _handle(number: int, _frame: object) -> None:
+    def _handle(number: int, frame: FrameType | None) -> None:
         cls = SignalWatch
         if cls._is_asked or not cls._subscribers:
             cls._end(signal.Signals(number))
@@ -98,6 +106,9 @@ class SignalWatch:
             except Exception:
                 # Raised here, it would interrupt the main thread, and the other subscribers would not be called.
                 logger.exception("a subscriber to %s raised an error", signal.Signals(number).name)
+        owner = _owner_of(cls._previous.get(signal.Signals(number)))
+        if owner is not None:
+            owner.handle_signal(number, frame)
 
     @classmethod
     def _end(cls, number: signal.Signals) -> None:
@@ -127,8 +138,14 @@ def end_at_once(_number: int, _frame: object) -> None:
 
 
 def _is_foreign(handler: _Handler) -> bool:
-    """Return whether a handler was installed by asyncio.run or PySpark, and may be replaced."""
-    return _is_of_runner(handler) or getattr(handler, "__module__", None) in _PYSPARK
+    """Return whether a handler was installed by asyncio.run, PySpark or a SignalOwner, and may be replaced."""
+    is_known = _is_of_runner(handler) or getattr(handler, "__module__", None) in _PYSPARK
+    return is_known or _owner_of(handler) is not None
+
+
+def _owner_of(handler: _Handler) -> SignalOwner | None:
+    owner = getattr(handler, "__self__", None)
+    return owner if isinstance(owner, SignalOwner) else None
 
 
 def _is_of_runner(handler: _Handler) -> bool:

@@ -12,7 +12,7 @@ import redis
 
 from penstock import RedisMessageQueue, StreamClient
 from penstock.events import EventName
-from penstock.queue.stream_delivery import StreamDelivery
+from penstock.queue.queue_delivery import QueueDelivery
 from penstock.redis.scripts import script
 from penstock.testing import FaultProxy
 from tests.helpers import threads
@@ -99,7 +99,7 @@ async def test_a_message_that_is_done_keeps_its_lease_until_the_server_has_settl
     queue = queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S)
     await queue.publish("a")
     held = await taken(queue)
-    finish = StreamDelivery.finish_quickly
+    finish = QueueDelivery.finish_quickly
 
     async def finish_late(*args: Any) -> Any:
         for _ in range(3):
@@ -107,7 +107,7 @@ async def test_a_message_that_is_done_keeps_its_lease_until_the_server_has_settl
             threads.eventually(leases.is_renewed)  # as if the next handler gave the event loop no turn
         return await finish(*args)
 
-    monkeypatch.setattr(StreamDelivery, "finish_quickly", finish_late)
+    monkeypatch.setattr(QueueDelivery, "finish_quickly", finish_late)
     await held.end()
     assert not held.processing.lease_lost
     assert raw.xlen(QUEUE) == 0

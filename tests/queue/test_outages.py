@@ -11,13 +11,15 @@ import pytest
 import redis
 
 from penstock import EventDrivenInterruptHandler, RedisMessageQueue, StreamClient
-from penstock.errors import ConnectionFailed, ConnectionLost, PublishUnknown, TransientError, WrongType
+from penstock.errors import ConnectionFailed, ConnectionLost, FatalError, PublishUnknown, TransientError, WrongType
 from penstock.events import EventName
 from penstock.redis.scripts import script
 from penstock.testing import FaultProxy
 from tests.helpers.aio import eventually, join, start
 from tests.queue.scenes import (
     DEAD_LETTERS,
+    FAILED,
+    GROUP,
     QUEUE,
     Events,
     InFlight,
@@ -28,6 +30,7 @@ from tests.queue.scenes import (
     pending,
     queue_of,
     quick_gateway,
+    records,
     take,
     taken,
 )
@@ -315,3 +318,80 @@ async def test_an_interrupt_ends_the_tries_and_the_message_is_not_lost(
     stop.clear()
     held = await taken(queue)
     assert (held.message, held.number, held.processing.attempts) == ("a", 1, 1)
+
+
+# --- what can never be settled ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["the handler's log", "the dead letters"])
+async def test_messages_that_cannot_be_settled_keep_no_connection(
+    client: StreamClient, raw: redis.Redis, how: str
+) -> None:
+    raw.set(FAILED, "no stream")
+    raw.set(DEAD_LETTERS, "no stream")
+    is_terminal = how == "the handler's log"
+    options: dict[str, Any] = {"on_failure": "terminal", "enable_failed_queue": True} if is_terminal else {}
+    queue = queue_of(quick_gateway(client, max_delivery_count=1), **options)
+    for n in range(5):
+        await queue.publish(str(n))
+    await (await taken(queue)).end(ValueError("failed"))
+    before = len(raw.client_list())
+    for _ in range(4):
+        await (await taken(queue)).end(ValueError("failed"))
+    assert len(pending(raw)) == 5
+    await eventually(lambda: len(raw.client_list()) <= before)
+
+
+async def test_an_end_that_is_refused_after_an_outage_keeps_no_connection(
+    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    queue = queue_of(quick_gateway(shaky, retry_budget_seconds=0, max_delivery_count=1))
+    await queue.publish("a")
+    held = await taken(queue)
+    for _ in range(3):
+        fault_proxy.drop_request("EVALSHA", containing=of_script("streams/dead_letter"))
+    await held.end(ValueError("failed"))
+    raw.set(DEAD_LETTERS, "no stream")
+    await queue.publish("b")
+    await taken_at_last(queue)
+    await eventually(lambda: fault_proxy.connections == 2)  # that of the commands, and that of "b"
+
+
+@pytest.mark.parametrize("how", ["undecodable", "exhausted", "fatal"])
+async def test_a_dead_letter_for_which_the_server_has_no_room_is_written_later(
+    client: StreamClient, raw: redis.Redis, how: str
+) -> None:
+    gateway = quick_gateway(client, max_delivery_count=1)
+    queue = queue_of(gateway)
+    await queue.publish("a")
+    held = await taken(queue)
+    if how == "undecodable":
+        await held.end()
+        raw.xadd(QUEUE, {"data": b"\xff"})
+    await queue.publish("b")
+    if how == "exhausted":
+        age(raw)
+    raw.config_set("maxmemory", 1)
+    if how == "fatal":
+        await held.end(FatalError("never"))
+    try:
+        look_again(gateway)
+        behind = await taken(queue)  # gets no error of another message
+        assert behind.message == "b"
+        await behind.end()
+        assert not raw.exists(DEAD_LETTERS)
+    finally:
+        raw.config_set("maxmemory", 0)
+    make_due(raw)
+    look_again(gateway)
+    assert await take(queue) is None
+    reason = {"undecodable": "decode_error", "exhausted": "max_deliveries", "fatal": "max_deliveries"}[how]
+    assert [record["dlq_reason"].decode() for record in records(raw, DEAD_LETTERS)] == [reason]
+
+
+def make_due(raw: redis.Redis) -> None:
+    """Has all parked messages wait no longer."""
+    retries = f"{{{QUEUE}}}:retries:{GROUP}"
+    assert raw.zrange(retries, 0, -1)
+    for entry_id in raw.zrange(retries, 0, -1):
+        raw.zadd(retries, {entry_id: 1})

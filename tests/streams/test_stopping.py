@@ -10,6 +10,7 @@ import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
 from penstock.delivery.group_commands import Parking
+from penstock.errors import ConnectionLost
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.testing import FaultProxy
@@ -305,3 +306,40 @@ async def test_leases_are_renewed_while_a_handler_finishes_in_its_grace(client: 
     go_on.set()
     await join(run)
     assert consumer.metrics().total_acked == 1
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_what_has_finished_is_not_handed_back_if_it_could_not_be_acknowledged_before(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    began, go_on = Event(), Event()
+
+    async def slow(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        await wait_for(go_on)
+        return all_ids(messages)
+
+    await publish(client, range(3))
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS, block_ms=FOREVER_MS), slow)
+    acks, reader = consumer._acks, consumer._reader
+    flush, kill_abandoned_read = acks.flush, reader.kill_abandoned_read
+
+    async def away() -> None:
+        raise ConnectionLost("away")
+
+    async def come_back() -> None:  # before the last look at what is pending
+        acks.flush = flush  # type: ignore[method-assign]
+        await kill_abandoned_read()
+
+    acks.flush = away  # type: ignore[method-assign]
+    run = start(consumer.run)
+    await wait_for(began)
+    await eventually(lambda: raw.info("clients")["blocked_clients"])  # no later read carries acknowledgements
+    reader.kill_abandoned_read = come_back  # type: ignore[method-assign]
+    go_on.set()
+    await eventually(lambda: len(consumer._in_flight.finished) == 3)
+    consumer.stop()
+    await join(run)
+    metrics = consumer.metrics()
+    assert (metrics.total_acked, metrics.total_handed_back) == (3, 0)
+    assert pending_ids(raw) == []

@@ -9,6 +9,7 @@ import threading
 import pytest
 import redis
 
+from penstock.errors import ConnectionLost
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import StreamClient, StreamConsumer, StreamMessage
@@ -306,3 +307,40 @@ def test_leases_are_renewed_while_a_handler_finishes_in_its_grace(client: Stream
     go_on.set()
     join(run)
     assert consumer.metrics().total_acked == 1
+
+
+@pytest.mark.usefixtures("default_server")
+def test_what_has_finished_is_not_handed_back_if_it_could_not_be_acknowledged_before(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    began, go_on = Event(), Event()
+
+    def slow(messages: list[StreamMessage]) -> list[str]:
+        began.set()
+        wait_for(go_on)
+        return all_ids(messages)
+
+    publish(client, range(3))
+    consumer = StreamConsumer(client, STREAM, quick(min_idle_claim_ms=FOREVER_MS, block_ms=FOREVER_MS), slow)
+    acks, reader = consumer._acks, consumer._reader
+    flush, kill_abandoned_read = acks.flush, reader.kill_abandoned_read
+
+    def away() -> None:
+        raise ConnectionLost("away")
+
+    def come_back() -> None:  # before the last look at what is pending
+        acks.flush = flush  # type: ignore[method-assign]
+        kill_abandoned_read()
+
+    acks.flush = away  # type: ignore[method-assign]
+    run = start(consumer.run)
+    wait_for(began)
+    eventually(lambda: raw.info("clients")["blocked_clients"])  # no later read carries acknowledgements
+    reader.kill_abandoned_read = come_back  # type: ignore[method-assign]
+    go_on.set()
+    eventually(lambda: len(consumer._in_flight.finished) == 3)
+    consumer.stop()
+    join(run)
+    metrics = consumer.metrics()
+    assert (metrics.total_acked, metrics.total_handed_back) == (3, 0)
+    assert pending_ids(raw) == []

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.errors import BackendUnavailable, ConfigurationError, FatalError, RetryLater, Skip, Snooze, TaskTimeout
+from penstock.errors import (
+    BackendUnavailable,
+    ConfigurationError,
+    ConnectionLost,
+    FatalError,
+    RetryLater,
+    Skip,
+    Snooze,
+    TaskTimeout,
+)
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.runtime.aio import IS_ASYNC, Cancelled, Flag
@@ -775,3 +784,35 @@ async def test_a_worker_survives_an_on_event_that_raises(queue: TaskQueue, redis
     await queue.enqueue(task)
     async with running(quick(queue, handlers, on_event=fail)):
         assert (await result_of(queue, task)).data == "done"
+
+
+async def test_results_that_wait_for_the_back_end_wait_once_while_redis_is_away(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(MemoryBackend):
+        async def save_many(self, results: Sequence[Result]) -> list[bool]:
+            if "large" in [result.data for result in results]:
+                raise OSError("no space left on device")
+            return await super().save_many(results)
+
+    async def away(results: Sequence[Result]) -> list[bool]:
+        raise ConnectionLost("away")
+
+    handlers = Handlers()
+    handlers.task("work")(lambda _: None)
+    worker = quick(queue, handlers, results=Full())
+    committer, finish_many = worker._committer, queue.finish_many
+    for data in ("small", "large"):
+        await queue.enqueue(Task(kind="work"))
+        task = await queue.pop()
+        assert task is not None
+        await committer.settle(task, Result(task_id=task.id, kind="work", data=data))
+    monkeypatch.setattr(queue, "finish_many", away)
+    for _ in range(2):
+        with pytest.raises(ConnectionLost):
+            await committer.flush()
+        assert (len(committer._done), len(committer._kept)) == (1, 1)
+    monkeypatch.setattr(queue, "finish_many", finish_many)
+    await committer.flush()
+    assert (len(committer._done), len(committer._kept)) == (0, 1)
+    assert worker.tally.total("refused") == 0

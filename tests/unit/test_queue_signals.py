@@ -228,6 +228,51 @@ def test_a_signal_may_be_given_by_its_number_and_twice() -> None:
     """) == ["True"]
 
 
+@pytest.mark.parametrize("ends", ["while the consumer runs", "after the consumer"])
+def test_a_consumer_in_the_same_process_stops_on_the_same_signal(ends: str) -> None:
+    with Child(
+        """
+        from penstock.shutdown import SignalWatch
+
+        handler, stopping = GracefulInterruptHandler(verbose=False), threading.Event()
+        unsubscribe = SignalWatch.subscribe(stopping.set)
+        say("ready")
+        wait_until(stopping.is_set)
+        say("noticed", handler.is_interrupted())
+        if sys.argv[1] == "after the consumer":
+            unsubscribe()
+            say("unsubscribed")
+        threading.Event().wait()
+        """,
+        ends,
+    ) as child:
+        assert child.line() == "ready"
+        child.send(signal.SIGTERM)
+        assert child.line() == "noticed True"
+        if ends == "after the consumer":
+            assert child.line() == "unsubscribed"
+        child.send(signal.SIGTERM)
+        assert child.end() == (-signal.SIGTERM, "")
+
+
+def test_a_handler_that_is_released_while_a_consumer_runs_has_no_effect() -> None:
+    said = run("""
+        from penstock.shutdown import SignalWatch
+
+        handler, stopping = GracefulInterruptHandler(), threading.Event()
+        unsubscribe = SignalWatch.subscribe(stopping.set)
+        handler.release()
+        signal.raise_signal(signal.SIGINT)
+        say(stopping.is_set(), handler.is_interrupted())
+        unsubscribe()
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            say("KeyboardInterrupt")
+    """)
+    assert said == ["True False", "KeyboardInterrupt"]
+
+
 WORKER = """
 import asyncio
 import penstock, penstock.sync

@@ -23,14 +23,7 @@ from penstock.dead_letter_record import Record
 from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Rejected
 from penstock.delivery.group_commands import settle
-from penstock.errors import (
-    NOT_OF_ONE_MESSAGE,
-    AlreadyClaimed,
-    GroupLost,
-    MalformedEntry,
-    OwnershipLost,
-    ServerError,
-)
+from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, OwnershipLost, ServerError
 from penstock.events import Emitter
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
@@ -289,11 +282,9 @@ class BalancerCommands:
 
         try:
             return await self._dead_letter_writer.write(entry, self.me, settle) is not None
-        except NOT_OF_ONE_MESSAGE:
-            raise
-        except Exception:
+        except Exception as error:
             # It stays pending: sweeps retry it, and other entries do not wait for it.
-            self._dead_letter_writer.refused(entry.id)
+            self._dead_letter_writer.refused(error, entry.id)
             return False
 
     # --- looking ------------------------------------------------------------------------------------

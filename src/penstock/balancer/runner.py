@@ -158,13 +158,16 @@ class Runner:
     async def _settle(self, stream: OwnedStream, *, is_failed: bool) -> None:
         # Retry until it succeeds: a stream whose handler has ended must not stay ours.
         is_done = not is_failed and not stream.is_lost and (stream.is_finished or not stream.is_draining)
-        while self._holdings.get(stream.name) is stream.ownership:  # else another ownership has replaced it
+        is_left = False  # it is not ours any more, and its position must expire
+        while is_left or self._holdings.get(stream.name) is stream.ownership:  # else another ownership has replaced it
             try:
-                if is_done:
-                    await self._balancer.done_stream(stream.name)
-                    await stream.close()
-                else:
+                if not is_done:
                     await self._balancer.release(stream.name)
+                    return
+                if not is_left:
+                    await self._balancer.done_stream(stream.name)
+                    is_left = True
+                await stream.close()
                 return
             except StreamNotOwned:
                 return

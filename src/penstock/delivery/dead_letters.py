@@ -12,7 +12,7 @@ from penstock import dead_letter_record, envelope
 from penstock import ids as stream_ids
 from penstock.dead_letter_record import Record
 from penstock.delivery.decoding import Rejected
-from penstock.errors import NOT_OF_ONE_MESSAGE, text_of
+from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, text_of
 from penstock.events import Emit, EventName
 from penstock.keys import check_dead_letters
 from penstock.model import DeadLetter, StreamMessage
@@ -42,13 +42,19 @@ class DeadLetterBackoff:
         self._logger, self._delays = logger, DelaysById()
         self.forget = self._delays.forget
 
-    def note(self, source: str, entry_id: str) -> int:
-        """Log the current exception, the first time with its traceback; return the delay in ms."""
+    def delay_ms(self, error: Exception, source: str, entry_id: str) -> int:
+        """Log the error, the first time with its traceback; return the delay in ms after which to retry the entry.
+
+        Raises an error that concerns all entries, except that of a full server: it has no room for the record, and goes
+        on with everything that needs none.
+        """
+        if isinstance(error, NOT_OF_ONE_MESSAGE) and not isinstance(error, OutOfMemory):
+            raise error
         delay_ms, is_first = self._delays.next_ms(entry_id)
         self._logger.log(
             logging.ERROR if is_first else logging.WARNING,
             "%s: cannot dead-letter entry %s; it stays pending, retrying in %.1f s",
-            source, entry_id, delay_ms / 1000, exc_info=is_first,
+            source, entry_id, delay_ms / 1000, exc_info=error if is_first else None,
         )  # fmt: skip
         return delay_ms
 
@@ -97,9 +103,9 @@ class DeadLetterMover:
             self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
         return reason
 
-    def refused(self, entry_id: str) -> int:
-        """Log the current exception; return the delay in ms after which to retry the entry."""
-        return self._backoff.note(self._source, entry_id)
+    def refused(self, error: Exception, entry_id: str) -> int:
+        """Return the delay in ms after which to retry an entry; raise an error that concerns all entries."""
+        return self._backoff.delay_ms(error, self._source, entry_id)
 
     def _record(
         self, entry: Rejected, consumer: str, fields: Sequence[bytes], reason: Reason, error: BaseException | None

@@ -14,7 +14,7 @@ from penstock.counters import Tally
 from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Decoder, Rejected
 from penstock.delivery.group_commands import GroupCommands, Parking
-from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, WorkerDied
+from penstock.errors import WorkerDied
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
 from penstock.policy import Reason, RetryAfter
@@ -120,12 +120,8 @@ class Delivery(msgspec.Struct, eq=False):
                 written = await context.dead_letter_writer.write(entry, context.commands.consumer, settle, message)
                 if written is not None:
                     in_flight.release([message])
-        except OutOfMemory:
-            await self.retry([(message, RetryAfter(context.config.backoff.max_ms))])  # no room for the record
-        except NOT_OF_ONE_MESSAGE:
-            raise
-        except Exception:
-            await self.retry([(message, RetryAfter(context.dead_letter_writer.refused(message.id)))])
+        except Exception as refusal:
+            await self.retry([(message, RetryAfter(context.dead_letter_writer.refused(refusal, message.id)))])
         else:
             self._let_go_of_refused([message], [written is not None])
 

@@ -71,6 +71,7 @@ class Drain:
         await self.quietly(self._acks.flush)
         await self.quietly(self._park, self._unfinished())
         await self.quietly(self._park_stranded)
+        await self.quietly(self._acks.flush)  # if Redis was away before: what has finished must not run again
 
     async def let_go(self) -> None:
         """Hand back or acknowledge all messages in the middle of a pass."""
@@ -115,7 +116,9 @@ class Drain:
         await self._reader.kill_abandoned_read()
         if self._commands.is_fenced or not self._reader.has_read:
             return
-        async for page in self._commands.own_pending():
-            claims, _ = await self._commands.take(page, is_own_read=True) if page else ([], [])
+        async for claims, _ in self._commands.take_unheld(self._unsettled, is_own_read=True):
             parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
             self._context.tally.count(handed_back=sum(await self._commands.park(parkings)))
+
+    def _unsettled(self) -> set[str]:
+        return set(self._in_flight.unsettled_ids())

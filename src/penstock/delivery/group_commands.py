@@ -11,7 +11,7 @@ queued ------> pending -----------> acknowledged
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from penstock import envelope, ids
@@ -244,6 +244,16 @@ class GroupCommands:
             claims, missing, looked = reply
             found, gone, left = [*found, *_claims(claims)], [*gone, *_texts(missing)], left[looked:]
         return found, gone
+
+    async def take_unheld(
+        self, held: Callable[[], Collection[str]], is_own_read: bool
+    ) -> AsyncIterator[tuple[list[Redelivery], list[str]]]:
+        """Take messages that are pending with this consumer and are not among the ids that `held` returns."""
+        async for page in self.own_pending():
+            known = held()
+            unheld = [entry_id for entry_id in page if entry_id not in known]
+            if unheld:
+                yield await self.take(unheld, is_own_read)
 
     # --- the name -----------------------------------------------------------------------------------
 

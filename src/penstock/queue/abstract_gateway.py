@@ -17,11 +17,11 @@ from penstock.queue.model import ClaimedMessage, MessageData
 from penstock.runtime.aio import Flag, TaskGroup
 
 if TYPE_CHECKING:
-    from penstock.queue.stream_delivery import StreamDelivery
+    from penstock.queue.queue_delivery import QueueDelivery
 
 logger = logging.getLogger("penstock.queue")
 StopRenewal: TypeAlias = Callable[[], Awaitable[None]]
-Delivery: TypeAlias = "StreamDelivery | GatewayDelivery"  # a message being processed; both have the same methods
+Delivery: TypeAlias = "QueueDelivery | GatewayDelivery"  # a message being processed; both have the same methods
 
 
 class AbstractRedisGateway(ABC):

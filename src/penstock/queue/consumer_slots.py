@@ -44,7 +44,7 @@ class ConsumerSlot:
         self._client, self.consumer = client, consumer
         self.commands = GroupCommands(client, keys, GROUP, consumer, dead_letters)
         self.is_doubtful = False  # a message that no caller has may be pending here
-        self.is_given_up = False  # it has a message that cannot be settled
+        self.is_given_up = False
         self._has_read = False  # the doubtful message was new, not taken from another consumer
         self._reading = BlockingRead(client, keys.stream)
         self._scope: object = None
@@ -117,10 +117,8 @@ class ConsumerSlot:
         """Take the message that a lost reply contained, if any."""
         await self._reading.kill_abandoned()
         claims, missing = list[Redelivery](), list[str]()
-        async for own in self.commands.own_pending():
-            # Skips those that wait for their retry.
-            claims, missing = await self.commands.take(own, is_own_read=self._has_read) if own else ([], [])
-            if claims or missing:
+        async for claims, missing in self.commands.take_unheld(tuple, self._has_read):
+            if claims or missing:  # else they wait for their retry
                 break
         self.is_doubtful = bool(claims)
         return claims, missing
@@ -143,6 +141,11 @@ class ConsumerSlot:
         self._asked = error.asked if isinstance(error, Redirected) else None
         if self._asked is not None or not isinstance(error, ConnectionLost):
             self.close()
+
+    def give_up(self) -> None:
+        """Never use this slot again: its message cannot be settled, and stays pending until its lease expires."""
+        self.is_given_up = True
+        self.close()
 
     def close(self) -> None:
         """Close the connection, on which nothing is under way."""

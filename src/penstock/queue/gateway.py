@@ -29,7 +29,7 @@ from penstock.queue.options import (
     check_sink,
 )
 from penstock.queue.queue_consumer import QueueConsumer, QueueConsumerSettings
-from penstock.queue.stream_delivery import StreamDelivery
+from penstock.queue.queue_delivery import QueueDelivery
 from penstock.redis.client import StreamClient
 from penstock.redis.driver_kinds import DriverClient
 from penstock.redis.from_driver import client_of, decodes, is_cluster
@@ -100,7 +100,7 @@ class RedisGateway(AbstractRedisGateway):
         self._new_id = ids.MessageIds().make
         self._publishers: dict[str, Publisher] = {}
         self._consumers: dict[str, QueueConsumer] = {}
-        self._held: dict[str, StreamDelivery] = {}  # by token
+        self._held: dict[str, QueueDelivery] = {}  # by token
         self._stopped: Callable[[], bool] = lambda: False
 
     def stop_when(self, is_stopped: Callable[[], bool]) -> None:
@@ -208,7 +208,7 @@ class RedisGateway(AbstractRedisGateway):
             return None
         return ClaimedMessage(found.payload, found.token, found.id, found.deliveries, found.attempts)
 
-    async def _claim(self, queue: str, is_stopped: Callable[[], bool]) -> StreamDelivery | None:
+    async def _claim(self, queue: str, is_stopped: Callable[[], bool]) -> QueueDelivery | None:
         found = await self._consumer_of(queue).claim(self.message_wait_interval_seconds, is_stopped)
         if found is None:
             self._emit(queue, EventName.EMPTY)

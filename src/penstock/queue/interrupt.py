@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from types import FrameType
 
 from penstock.errors import ConfigurationError, ConfigurationTypeError
+from penstock.shutdown import SignalOwner
 
 logger = logging.getLogger("penstock.queue")
 _DEFAULT_SIGNALS = tuple(
@@ -41,11 +42,12 @@ class EventDrivenInterruptHandler(BaseGracefulInterruptHandler):
         return bool(self._stop_event.is_set())
 
 
-class GracefulInterruptHandler(BaseGracefulInterruptHandler):
+class GracefulInterruptHandler(BaseGracefulInterruptHandler, SignalOwner):
     """Interrupts on the first SIGINT, SIGTERM or SIGHUP; the second has its usual effect.
 
     Can only be created in the main thread, for signals that still have their default handler. A signal that the process
-    ignores, as after nohup or in a shell's background job, stays ignored.
+    ignores, as after nohup or in a shell's background job, stays ignored. Consumers and workers that run in the same
+    process stop on the same signals.
     """
 
     def __init__(self, verbose: bool = True, signals: Iterable[signal.Signals] = _DEFAULT_SIGNALS) -> None:
@@ -57,7 +59,7 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
         for number in wanted:
             _check_free(number)
         for number in wanted:
-            self._previous[number] = signal.signal(number, self._handle)
+            self._previous[number] = signal.signal(number, self.handle_signal)
 
     def is_interrupted(self) -> bool:
         """Return whether a signal was received."""
@@ -69,12 +71,17 @@ class GracefulInterruptHandler(BaseGracefulInterruptHandler):
             self._give_back(number)
 
     def _give_back(self, number: signal.Signals) -> None:
-        previous = self._previous.pop(number, signal.SIG_DFL)
-        if signal.getsignal(number) == self._handle:  # else it has been replaced since
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        previous = self._previous.pop(number, usual)
+        if signal.getsignal(number) == self.handle_signal:  # else it has been replaced since
             signal.signal(number, previous)  # type: ignore[arg-type]  # what signal.signal() returned before
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self._is_interrupted:
+    def handle_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Handle a signal; called by the interpreter, or by SignalWatch."""
+        is_released = number not in self._previous
+        if is_released and signal.getsignal(number) != self.handle_signal:
+            return  # SignalWatch had replaced it, and has its own subscribers
+        if self._is_interrupted or is_released:
             self._give_back(signal.Signals(number))
             signal.raise_signal(number)
             return

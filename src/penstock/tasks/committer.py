@@ -183,7 +183,7 @@ class ResultCommitter:
                 try:
                     await self._finish(rows)
                 except BaseException:
-                    # None of it is known to be settled: the next flush tries again.
+                    # Those that are left are not known to be settled: the next flush tries again.
                     with self._lock:
                         self._done[:0] = rows
                         self.dirty.set()
@@ -192,8 +192,9 @@ class ResultCommitter:
                     self._under_way = 0
 
     async def _finish(self, rows: list[Row]) -> None:
+        # Removes rows as soon as they are settled, given back or kept.
         if self._backend is not None:
-            rows, kept = await self._save(rows)
+            rows[:], kept = await self._save(rows)
             with self._lock:
                 self._kept += kept
         if rows:
@@ -202,14 +203,16 @@ class ResultCommitter:
     async def _tell_or_put_aside(self, rows: list[Row]) -> None:
         try:
             await self._tell(rows)
+            rows.clear()
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception as error:
             if len(rows) == 1:
                 await self.put_aside(rows[0][0], error)
-            else:
-                for row in rows:  # one of them is to blame, and the others must not suffer for it
-                    await self._tell_or_put_aside([row])
+                rows.clear()
+            while rows:  # one of them is to blame, and the others must not suffer for it
+                await self._tell_or_put_aside(rows[:1])
+                del rows[0]
 
     async def _tell(self, rows: list[Row]) -> None:
         following = [then for task, result in rows if task.then for then in follow_ups(task, result)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -26,6 +26,7 @@ class TasksInFlight:
         self._claims: dict[int, list[TaskDelivery]] = {}  # under way, by the identity of the list
         # Attempts before a run that may be recorded and did not begin. Lanes may have entries of one id.
         self._not_run: dict[tuple[StreamKeys, str], int] = {}
+        self._abandoned: dict[StreamKeys, set[str]] = {}  # entries that ran and could not be settled
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -57,8 +58,9 @@ class TasksInFlight:
                 else:
                     by_id[delivery.task.id] = delivery
             entries[delivery.entry_id] = delivery
-            if delivery.is_again:
-                self._not_run.pop((store.streams, delivery.entry_id), None)  # other workers may have run it since
+            if delivery.is_again:  # other workers may have run it since
+                self._not_run.pop((store.streams, delivery.entry_id), None)
+                self._abandoned.get(store.streams, set()).discard(delivery.entry_id)
         return second
 
     def release(self, deliveries: Iterable[TaskDelivery]) -> None:
@@ -96,6 +98,11 @@ class TasksInFlight:
         finally:
             del self._claims[id(found)]
 
+    @property
+    def is_claiming(self) -> bool:
+        """Whether a claim is under way."""
+        return bool(self._claims)
+
     def can_sweep(self, mine: list[TaskDelivery] | None = None) -> bool:
         """Return whether a sweep is needed and safe: it would mistake the tasks of other claims under way for lost."""
         return self.must_sweep and not self._claims.keys() - {id(mine)}
@@ -108,6 +115,15 @@ class TasksInFlight:
         )
         self.release(deliveries)
         self.must_sweep = True
+
+    def abandon(self, delivery: TaskDelivery) -> None:
+        """Release a task that ran and could not be settled: sweeps leave it until its lease ends."""
+        self._abandoned.setdefault(delivery.store.streams, set()).add(delivery.entry_id)
+        self.release([delivery])
+
+    def not_stranded(self, streams: StreamKeys) -> Collection[str]:
+        """Return the entries of a lane that sweeps leave alone."""
+        return self.of(streams).keys() | self._abandoned.get(streams, set())
 
     def as_before(self, streams: StreamKeys, claims: Sequence[Redelivery]) -> list[Redelivery]:
         """Return the claims of a sweep, without attempts that were recorded and did not begin."""

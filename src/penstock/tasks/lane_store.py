@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.delivery.group import ConsumerGroup
-from penstock.delivery.group_commands import GroupCommands, id_bounds, settle
+from penstock.delivery.group_commands import GroupCommands, Parking, id_bounds, settle
 from penstock.errors import GroupLost
 from penstock.keys import TaskKeys
 from penstock.redis.client import StreamClient
@@ -152,6 +152,12 @@ class LaneStore:
         if answer == b"dead":
             await self._limit_dead_letters(1)
         return answer.decode()
+
+    async def hand_back(self, deliveries: Sequence[TaskDelivery]) -> int:
+        """Give back tasks whose handlers have not begun; return how many of them were ours."""
+        with _settling(deliveries):
+            parkings = [Parking(held.entry_id, 0, held.deliveries, held.attempts) for held in deliveries]
+            return sum(await self.commands.park(parkings))
 
     async def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
         """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""

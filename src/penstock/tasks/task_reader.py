@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from penstock import envelope
 from penstock.delivery.dead_letters import DeadLetterBackoff
 from penstock.delivery.group_commands import MAX_IDS, Parking, Redelivery
-from penstock.errors import NOT_OF_ONE_MESSAGE, ConnectionLost, GroupLost, name_of, text_of
+from penstock.errors import ConnectionLost, GroupLost, name_of, text_of
 from penstock.policy import Reason, unreadable
 from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
@@ -54,6 +55,7 @@ class TaskReader:
         self._reads = BlockingReads(self._client, self._keys.index)
         self._alone: TaskDelivery | None = None  # a held task that must have no neighbours
         self._suspect_begins = Lock()
+        self._is_sweeping = False
         self._drains_for: Lane | None = None  # where a task waits until nothing else is held
         self._drain_began_s = self._next_drain_s = 0.0
         self._dead_letter_backoff = DeadLetterBackoff(logger)
@@ -70,6 +72,7 @@ class TaskReader:
         """
         deadline = time.monotonic() + (timeout_s or 0)
         while True:
+            await self._make_way(deadline)
             must_wait = keeps_apart and self._keeps_others_waiting()
             found = [] if must_wait else await self._persist(count, wanted, keeps_apart, begins)
             left_s = deadline - time.monotonic()
@@ -77,11 +80,21 @@ class TaskReader:
                 return [held.task for held in found]
             if must_wait:
                 await pause(min(left_s, _APART_S / 10))
+            if must_wait or self._in_flight.must_sweep:
                 continue
             wait_s = min(left_s, self._reads.until_due_s(), LOOK_EVERY_S, 2 * self.heartbeat_s)
             found = await self._wait(wait_s, count, wanted)
             if found:
                 return [held.task for held in found]
+
+    async def _make_way(self, deadline: float) -> None:
+        # A sweep must be alone: while one is needed or under way, reads that block end, and no other pop begins.
+        while (self._in_flight.must_sweep and self._in_flight.is_claiming) or self._is_sweeping:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            await self._reads.wake()
+            await pause(min(left_s, _APART_S / 10))
 
     def _is_one_alone(self) -> bool:
         if self._alone is not None and self._in_flight.get(self._alone.task.id) is not self._alone:
@@ -237,7 +250,8 @@ class TaskReader:
             elif value is None and result is not None:
                 why = f"task {held.task.id} already has a result"
             if why:
-                await held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
+                ending = Release("dead_letter", reason=Reason.INVALID, text=why)
+                await self._give_up(held.store, held.entry_id, partial(held.release, ending), held.hand_back)
             elif held in waits:
                 # The index has no entry for the task: this one waits until the one that we hold has ended.
                 await held.hand_back(int(_SECOND_S * 1000))
@@ -265,14 +279,21 @@ class TaskReader:
     async def _refuse(self, store: LaneStore, claim: Redelivery, error: Malformed) -> None:
         reason, name = unreadable(error.__cause__), name_of(error.__cause__ or error)
         ending = Release("dead_letter", reason=reason, error=name, text=text_of(error))
+        await self._give_up(
+            store, claim.id, partial(store.release, ending, claim.id, error.task_id, error.kind, self._consumer),
+            partial(self._park, store, [claim]),
+        )  # fmt: skip
+
+    async def _give_up(
+        self, store: LaneStore, entry_id: str, write: Callable[[], Awaitable[object]],
+        park: Callable[[int], Awaitable[None]],
+    ) -> None:  # fmt: skip
         try:
-            await store.release(ending, claim.id, error.task_id, error.kind, self._consumer)
-        except NOT_OF_ONE_MESSAGE:
-            raise
-        except Exception:
-            await self._park(store, [claim], self._dead_letter_backoff.note(store.stream, claim.id))
+            await write()
+        except Exception as refusal:
+            await park(self._dead_letter_backoff.delay_ms(refusal, store.stream, entry_id))
         else:
-            self._dead_letter_backoff.forget(claim.id)
+            self._dead_letter_backoff.forget(entry_id)
 
     # --- tasks that were handed out before ----------------------------------------------------------
 
@@ -338,25 +359,34 @@ class TaskReader:
 
     async def _sweep(self, found: list[TaskDelivery], keeps_apart: bool) -> None:
         # All lanes, because the interrupted pop may have read others; misfits are moved later.
-        self._in_flight.must_sweep = False
-        await self._reads.kill_abandoned()
-        for store in await self._lanes.all():
-            async for page in store.commands.own_pending():
-                entries = self._in_flight.of(store.streams)
-                stranded = [entry_id for entry_id in page if entry_id not in entries]
-                if stranded:
-                    claims, _ = await store.commands.take(stranded, is_own_read=True)
-                    claims = self._in_flight.as_before(store.streams, claims)
-                    await self._accept_again(store, claims, found, keeps_apart)
+        self._in_flight.must_sweep, self._is_sweeping = False, True
+        try:
+            await self._reads.kill_abandoned()
+            for store in await self._lanes.all():
+                held = partial(self._in_flight.not_stranded, store.streams)
+                async for claims, _ in store.commands.take_unheld(held, is_own_read=True):
+                    before = self._in_flight.as_before(store.streams, claims)
+                    await self._accept_again(store, before, found, keeps_apart)
+        finally:
+            self._is_sweeping = False
 
-    async def hand_back(self) -> None:
+    async def hand_back(self, deliveries: Sequence[TaskDelivery]) -> int:
+        """Give back tasks whose handlers have not begun, a lane at a time; return how many of them were ours."""
+        count = 0
+        for store in dict.fromkeys(held.store for held in deliveries):
+            handed_back = [held for held in deliveries if held.store is store]
+            count += await store.hand_back(handed_back)
+            self._in_flight.release(handed_back)
+            await self.due_soon(store.lane, 0)
+        return count
+
+    async def hand_back_stranded(self) -> int:
         """Give back what cancelled or failed pops left behind; does nothing while other pops are under way."""
-        if self._in_flight.can_sweep():
-            with self._in_flight.claiming() as found:
-                await self._sweep(found, keeps_apart=False)
-                while found:
-                    await found[0].hand_back()
-                    self._in_flight.release([found.pop(0)])
+        if not self._in_flight.can_sweep():
+            return 0
+        with self._in_flight.claiming() as found:
+            await self._sweep(found, keeps_apart=False)
+            return await self.hand_back(found)
 
     async def _sort_out(self, found: list[TaskDelivery], wanted: TaskFilter) -> None:
         misfits = [held for held in found if not wanted.accepts(held.task)]

@@ -192,19 +192,20 @@ class Worker:
                 )
 
     async def _hand_back(self, tasks: list[Task]) -> None:
-        for place, task in enumerate(tasks):
-            try:
-                await self.queue.nack(task.id, counts=False)
-            except PenstockError as error:
-                logger.warning(
-                    "task %s could not be returned; another worker gets it when its lease expires: %s", task.id, error
-                )
-                for left in tasks[place:]:
-                    self._committer.let_go(left, has_run=False)
-                tasks = tasks[:place]
-                break
-        if tasks:
-            self._emit(EventName.HANDED_BACK, count=len(tasks))
+        if not tasks:
+            return
+        try:
+            if hasattr(self._queue, "hand_back"):
+                count = await self._queue.hand_back(tasks)
+            else:
+                count = sum([await self.queue.nack(task.id, counts=False) for task in tasks])
+            self._emit(EventName.HANDED_BACK, count=count)
+        except BaseException as error:  # also a cancellation: the final hand_back() returns them
+            for task in tasks:
+                self._committer.let_go(task, has_run=False)
+            if not isinstance(error, PenstockError):
+                raise
+            logger.warning("%d task(s) that have not begun could not be returned yet: %s", len(tasks), error)
 
     def report(self) -> WorkerReport:
         """Return what was done so far."""

@@ -10,6 +10,7 @@ import redis
 
 from penstock.errors import ConfigurationError, OwnershipLost
 from penstock.sync import JsonSerializer, OwnedStream, StreamClient
+from penstock.testing import FaultProxy
 from tests.helpers.threads import Event, eventually, pause, throughout, wait_for
 from tests.sync.balancer.stage import GROUP, LBS, SEP, add_raw, locks, pending, quick, running
 
@@ -66,6 +67,20 @@ def test_a_stream_is_read_in_order_until_its_handler_returns(client: StreamClien
         eventually(lambda: raw.xlen(LBS) == 0)
     assert reading.of("session-1") == [*map(str, range(250)), "more", "last"]
     assert locks(raw) == {}
+
+
+@pytest.mark.usefixtures("default_server")
+def test_the_position_of_a_finished_stream_expires_though_that_took_several_tries(
+    fault_proxy: FaultProxy, raw: redis.Redis
+) -> None:
+    fill(raw, "session-1", "last")
+    lost = [
+        fault_proxy.drop_request("EVALSHA", containing=b"604800000") for _ in range(4)
+    ]  # more than one command tries
+    with StreamClient.from_url(fault_proxy.url) as client, running((quick(client, "a"), Reading())):
+        add_raw(raw, "session-1")
+        eventually(lambda: raw.pttl("{session-1}:balancer:svc") > 0)
+    assert all(fault.has_happened for fault in lost)
 
 
 @pytest.mark.every_server

@@ -14,7 +14,7 @@ import redis
 from penstock.events import EventName
 from penstock.redis.scripts import script
 from penstock.sync import RedisMessageQueue, StreamClient
-from penstock.sync.queue.stream_delivery import StreamDelivery
+from penstock.sync.queue.queue_delivery import QueueDelivery
 from penstock.testing import FaultProxy
 from tests.helpers import threads
 from tests.helpers.ageing import LEASE_MS, Ageing
@@ -100,7 +100,7 @@ def test_a_message_that_is_done_keeps_its_lease_until_the_server_has_settled_it(
     queue = queue_of(leased(beat_client), heartbeat_interval_seconds=BEAT_S)
     queue.publish("a")
     held = taken(queue)
-    finish = StreamDelivery.finish_quickly
+    finish = QueueDelivery.finish_quickly
 
     def finish_late(*args: Any) -> Any:
         for _ in range(3):
@@ -108,7 +108,7 @@ def test_a_message_that_is_done_keeps_its_lease_until_the_server_has_settled_it(
             threads.eventually(leases.is_renewed)  # as if the next handler gave the event loop no turn
         return finish(*args)
 
-    monkeypatch.setattr(StreamDelivery, "finish_quickly", finish_late)
+    monkeypatch.setattr(QueueDelivery, "finish_quickly", finish_late)
     held.end()
     assert not held.processing.lease_lost
     assert raw.xlen(QUEUE) == 0

@@ -18,7 +18,7 @@ from penstock.sync.tasks import Handlers, Limits, Rate, RedisTaskQueue, Retry, W
 from penstock.sync.testing.task_queue_contract import in_first_run
 from penstock.task import Result, Task
 from penstock.testing import FaultProxy
-from tests.helpers.threads import DEADLINE_S, Event, eventually, join, start, wait_for
+from tests.helpers.threads import DEADLINE_S, Event, eventually, is_done, join, start, wait_for
 from tests.sync.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -256,6 +256,32 @@ def test_what_a_pop_left_behind_is_not_forgotten_when_another_lane_loses_its_gro
     assert lossy.pop_many(1, timeout=0.1, provides={"gpu"}) == [in_first_run(task)]
 
 
+def test_what_a_pop_left_behind_is_taken_up_though_several_pops_wait_all_the_time(
+    lossy: RedisTaskQueue, other: RedisTaskQueue, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, next_one = Task(kind="render"), Task(kind="render")
+    reader = lossy._reader
+    reader.heartbeat_s = 2 * DEADLINE_S  # so that no read ends before the test does
+    monkeypatch.setattr(f"{type(reader).__module__}.LOOK_EVERY_S", 2 * DEADLINE_S)
+    assert lossy.pop(timeout=0.01) is None
+    before = fault_proxy.count("XREADGROUP")
+    lost = fault_proxy.drop_reply("XREADGROUP", 1)
+    losing = start(lossy.pop_many, 1, timeout=DEADLINE_S)
+    eventually(lambda: fault_proxy.count("XREADGROUP") > before)
+    waiting = start(lossy.pop_many, 1, timeout=DEADLINE_S)
+    eventually(lambda: fault_proxy.count("XREADGROUP") > before + 1)
+    other.enqueue(left)  # the first that waits gets it
+    with pytest.raises(ConnectionLost):
+        join(losing)
+    assert lost.has_happened
+    again = start(lossy.pop_many, 1, timeout=DEADLINE_S)
+    eventually(lambda: is_done(again) or is_done(waiting))
+    other.enqueue(next_one)
+    found = [*join(again), *join(waiting)]
+    assert sorted(task.id for task in found) == sorted([left.id, next_one.id])
+    assert {task.attempts for task in found} == {1}
+
+
 def short(queue: RedisTaskQueue, handlers: Handlers) -> Worker:
     return quick(queue, handlers, idle_ms=500)
 
@@ -277,6 +303,20 @@ def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_worker_
     with running(short(lossy, handlers)):
         assert lossy.wait_for_result(task.id, DEADLINE_S) is not None
     assert len(runs) == 2
+
+
+def test_a_task_that_ran_and_could_not_be_given_back_is_not_taken_up_as_if_it_had_not(
+    queue: RedisTaskQueue, other: RedisTaskQueue
+) -> None:
+    queue.enqueue_many([Task(kind="render"), Task(kind="render")])
+    ran, waited = queue.pop_many(2)
+    queue.let_go(ran.id, has_run=True)
+    queue.let_go(waited.id, has_run=False)
+    assert queue.pop_many(2) == [in_first_run(waited)]
+    assert queue.ack(waited.id)
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
+    [again] = queue.pop_many(2)
+    assert (again.id, again.attempts) == (ran.id, 2)
 
 
 def test_a_task_that_could_not_be_given_back_is_told_to_be_lost_when_another_has_it(

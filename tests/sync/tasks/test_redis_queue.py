@@ -13,6 +13,7 @@ import redis
 
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.events import Event
+from penstock.redis.scripts import script
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Worker
 from penstock.sync.tasks.lane_store import LaneStore
 from penstock.sync.testing.task_queue_contract import in_first_run
@@ -22,6 +23,7 @@ from tests.helpers.ageing import Ageing
 from tests.helpers.commandstats import calls
 from tests.helpers.round_trips import count_round_trips
 from tests.helpers.threads import DEADLINE_S, eventually, join, start
+from tests.sync.tasks.stage import quick
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
 
@@ -256,6 +258,42 @@ def test_only_a_run_that_began_counts_when_its_worker_dies(
     assert [task.attempts for task in queue.pop_many(1)] == [3 if has_begun else 2]
 
 
+def test_tasks_that_have_not_begun_are_handed_back_together(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.script_load(script("streams/park").source)
+    queue.enqueue_many([Task(kind="render") for _ in range(30)])
+    failed_once(queue)
+    first = queue.pop_many(20, begin=False)
+    trips = count_round_trips(monkeypatch, queue.client.connection(""))
+    assert queue.hand_back(first) == 20
+    assert len(trips) == 1
+    assert queue.hand_back(first) == 0
+    found = [*other.pop_many(40), *other.pop_many(40)]  # new ones, then those that wait
+    assert sorted(task.attempts for task in found) == [1] * 30 + [2]
+
+
+def test_a_worker_that_stops_hands_back_what_has_not_begun(
+    queue: RedisTaskQueue, other: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers, handed_back = Handlers(), list[int]()
+    handlers.task("render")(lambda _: None)
+    hand_back = queue.hand_back
+
+    def look(tasks: Any = None) -> int:
+        handed_back.append(len(tasks or ()))
+        return hand_back(tasks)
+
+    monkeypatch.setattr(queue, "hand_back", look)
+    queue.enqueue_many([Task(kind="render") for _ in range(20)])
+    worker = quick(queue, handlers)
+    worker._accept(queue.pop_many(20, begin=False))
+    worker.stop()
+    join(start(worker.run))
+    assert handed_back[0] == 20
+    assert [task.attempts for task in other.pop_many(20)] == [1] * 20
+
+
 def test_a_task_that_never_began_is_handed_back_with_its_attempts_and_its_suspicion(
     queue: RedisTaskQueue, other: RedisTaskQueue, redis_url: str, raw: redis.Redis
 ) -> None:
@@ -411,6 +449,28 @@ def test_a_full_server_refuses_a_task_and_lets_the_others_be_taken(queue: RedisT
     raw.config_set("maxmemory", "0")
     assert finish(queue, tasks[0])
     assert queue.pending_count() == 4
+
+
+def test_dead_letters_for_which_the_server_has_no_room_are_written_later(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    first, second = Task(kind="render"), Task(kind="render")
+    queue.enqueue_many([first, second])
+    assert queue.pop() is not None
+    raw.xadd("jobs.tasks", {"data": b"no task"})
+    raw.xadd("jobs.tasks", {"data": msgspec.msgpack.encode(first)})  # open in another entry
+    raw.config_set("maxmemory", "1")
+    try:
+        assert queue.pop_many(10) == [in_first_run(second)]
+        assert queue.dead.count() == 0
+    finally:
+        raw.config_set("maxmemory", "0")
+    for lane in queue._lanes.all():
+        for entry_id in raw.zrange(lane.retries, 0, -1):
+            raw.zadd(lane.retries, {entry_id: 1})
+        queue._reader.due_soon(lane.lane, 0)
+    assert queue.pop_many(10, block=False) == []
+    assert [letter.reason for letter in queue.dead.iterate()] == ["decode_error", "invalid"]
 
 
 # --- waiting --------------------------------------------------------------------------------------

@@ -21,14 +21,7 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Ownership, Peer, PendingClaim
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
 from penstock.dead_letter_record import Record
-from penstock.errors import (
-    NOT_OF_ONE_MESSAGE,
-    AlreadyClaimed,
-    GroupLost,
-    MalformedEntry,
-    OwnershipLost,
-    ServerError,
-)
+from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, OwnershipLost, ServerError
 from penstock.events import Emitter
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
@@ -286,11 +279,9 @@ class BalancerCommands:
 
         try:
             return self._dead_letter_writer.write(entry, self.me, settle) is not None
-        except NOT_OF_ONE_MESSAGE:
-            raise
-        except Exception:
+        except Exception as error:
             # It stays pending: sweeps retry it, and other entries do not wait for it.
-            self._dead_letter_writer.refused(entry.id)
+            self._dead_letter_writer.refused(error, entry.id)
             return False
 
     # --- looking ------------------------------------------------------------------------------------

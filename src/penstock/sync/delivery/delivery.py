@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.config import ConsumerConfig
 from penstock.counters import Tally
-from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, WorkerDied
+from penstock.errors import WorkerDied
 from penstock.events import Emit, EventName
 from penstock.model import StreamMessage
 from penstock.policy import Reason, RetryAfter
@@ -121,12 +121,8 @@ class Delivery(msgspec.Struct, eq=False):
                 written = context.dead_letter_writer.write(entry, context.commands.consumer, settle, message)
                 if written is not None:
                     in_flight.release([message])
-        except OutOfMemory:
-            self.retry([(message, RetryAfter(context.config.backoff.max_ms))])  # no room for the record
-        except NOT_OF_ONE_MESSAGE:
-            raise
-        except Exception:
-            self.retry([(message, RetryAfter(context.dead_letter_writer.refused(message.id)))])
+        except Exception as refusal:
+            self.retry([(message, RetryAfter(context.dead_letter_writer.refused(refusal, message.id)))])
         else:
             self._let_go_of_refused([message], [written is not None])
 

@@ -72,6 +72,7 @@ class Drain:
         self.quietly(self._acks.flush)
         self.quietly(self._park, self._unfinished())
         self.quietly(self._park_stranded)
+        self.quietly(self._acks.flush)  # if Redis was away before: what has finished must not run again
 
     def let_go(self) -> None:
         """Hand back or acknowledge all messages in the middle of a pass."""
@@ -116,7 +117,9 @@ class Drain:
         self._reader.kill_abandoned_read()
         if self._commands.is_fenced or not self._reader.has_read:
             return
-        for page in self._commands.own_pending():
-            claims, _ = self._commands.take(page, is_own_read=True) if page else ([], [])
+        for claims, _ in self._commands.take_unheld(self._unsettled, is_own_read=True):
             parkings = [Parking(c.id, 0, max(0, c.deliveries - 1), max(0, c.attempts - 1)) for c in claims]
             self._context.tally.count(handed_back=sum(self._commands.park(parkings)))
+
+    def _unsettled(self) -> set[str]:
+        return set(self._in_flight.unsettled_ids())

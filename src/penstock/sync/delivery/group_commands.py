@@ -12,7 +12,7 @@ queued ------> pending -----------> acknowledged
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock import envelope, ids
@@ -241,6 +241,16 @@ class GroupCommands:
             claims, missing, looked = reply
             found, gone, left = [*found, *_claims(claims)], [*gone, *_texts(missing)], left[looked:]
         return found, gone
+
+    def take_unheld(
+        self, held: Callable[[], Collection[str]], is_own_read: bool
+    ) -> Iterator[tuple[list[Redelivery], list[str]]]:
+        """Take messages that are pending with this consumer and are not among the ids that `held` returns."""
+        for page in self.own_pending():
+            known = held()
+            unheld = [entry_id for entry_id in page if entry_id not in known]
+            if unheld:
+                yield self.take(unheld, is_own_read)
 
     # --- the name -----------------------------------------------------------------------------------
 

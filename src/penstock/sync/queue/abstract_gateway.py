@@ -18,11 +18,11 @@ from penstock.runtime.threads import Flag, TaskGroup
 from penstock.sync.queue.administration import Administration
 
 if TYPE_CHECKING:
-    from penstock.sync.queue.stream_delivery import StreamDelivery
+    from penstock.sync.queue.queue_delivery import QueueDelivery
 
 logger = logging.getLogger("penstock.sync.queue")
 StopRenewal: TypeAlias = Callable[[], None]
-Delivery: TypeAlias = "StreamDelivery | GatewayDelivery"  # a message being processed; both have the same methods
+Delivery: TypeAlias = "QueueDelivery | GatewayDelivery"  # a message being processed; both have the same methods
 
 
 class AbstractRedisGateway(ABC):

@@ -33,7 +33,7 @@ from penstock.sync.delivery.publisher import Duplicate, Publisher, PublishSettin
 from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, Delivery, GatewayDelivery, StopRenewal
 from penstock.sync.queue.administration import Administration, drop_unread
 from penstock.sync.queue.queue_consumer import QueueConsumer, QueueConsumerSettings
-from penstock.sync.queue.stream_delivery import StreamDelivery
+from penstock.sync.queue.queue_delivery import QueueDelivery
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, decodes, is_cluster
 
@@ -101,7 +101,7 @@ class RedisGateway(AbstractRedisGateway):
         self._new_id = ids.MessageIds().make
         self._publishers: dict[str, Publisher] = {}
         self._consumers: dict[str, QueueConsumer] = {}
-        self._held: dict[str, StreamDelivery] = {}  # by token
+        self._held: dict[str, QueueDelivery] = {}  # by token
         self._stopped: Callable[[], bool] = lambda: False
 
     def stop_when(self, is_stopped: Callable[[], bool]) -> None:
@@ -209,7 +209,7 @@ class RedisGateway(AbstractRedisGateway):
             return None
         return ClaimedMessage(found.payload, found.token, found.id, found.deliveries, found.attempts)
 
-    def _claim(self, queue: str, is_stopped: Callable[[], bool]) -> StreamDelivery | None:
+    def _claim(self, queue: str, is_stopped: Callable[[], bool]) -> QueueDelivery | None:
         found = self._consumer_of(queue).claim(self.message_wait_interval_seconds, is_stopped)
         if found is None:
             self._emit(queue, EventName.EMPTY)

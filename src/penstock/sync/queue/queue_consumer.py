@@ -32,7 +32,7 @@ from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.delivery.group_commands import Parking, Redelivery
 from penstock.sync.delivery.janitor import Janitor
 from penstock.sync.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
-from penstock.sync.queue.stream_delivery import QueueLeases, StreamDelivery
+from penstock.sync.queue.queue_delivery import QueueDelivery, QueueLeases
 from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.sync.queue")
@@ -66,7 +66,7 @@ class QueueConsumer:
 
     def __init__(
         self, client: StreamClient, queue: str, dead_letters: str, settings: QueueConsumerSettings,
-        emit: Callable[..., None], held: dict[str, StreamDelivery],
+        emit: Callable[..., None], held: dict[str, QueueDelivery],
     ) -> None:  # fmt: skip
         self.client, self.settings, self.emit, self.held = client, settings, emit, held
         self._dead_letters = dead_letters
@@ -86,7 +86,7 @@ class QueueConsumer:
         # In a forked process too.
         dead_letters = self._dead_letters
         self.slots = ConsumerSlots(self.client, self.keys, dead_letters, self.look_within)
-        self._unsettled: list[tuple[StreamDelivery, Step]] = []  # processed, but perhaps not settled on the server
+        self._unsettled: list[tuple[QueueDelivery, Step]] = []  # processed, but perhaps not settled on the server
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
         self._janitor = Janitor(self.client, self._group, self.keys, config, self.slots.name, dead_letters, self.emit)
 
@@ -96,7 +96,7 @@ class QueueConsumer:
 
     # --- taking -------------------------------------------------------------------------------------
 
-    def claim(self, wait_s: float, is_stopped: Callable[[], bool]) -> StreamDelivery | None:
+    def claim(self, wait_s: float, is_stopped: Callable[[], bool]) -> QueueDelivery | None:
         """Take the next message, waiting for one; return None if none arrived in time, or the wait was stopped.
 
         Guarantees: after the wait, takes no new message, but still one whose reply was lost before.
@@ -142,7 +142,7 @@ class QueueConsumer:
 
     def _next(
         self, slot: ConsumerSlot, deadline: float, may_take_new: bool, is_stopped: Callable[[], bool]
-    ) -> StreamDelivery | None:
+    ) -> QueueDelivery | None:
         if not self._group.is_known:
             self._group.ensure()
         if slot.is_doubtful and not is_stopped():
@@ -159,14 +159,14 @@ class QueueConsumer:
             is_first = False
         return None
 
-    def _resolve(self, slot: ConsumerSlot) -> StreamDelivery | None:
+    def _resolve(self, slot: ConsumerSlot) -> QueueDelivery | None:
         row = slot.take_ahead(time.monotonic() - 2 * PATIENCE_S)
         if row is not None:
             return self._hand_out(self._delivery(slot, *row, 1, 1, slot.ahead_since))
         claims, missing = slot.take_lost()
         return self._admit(slot, claims, missing)
 
-    def _read(self, slot: ConsumerSlot, deadline: float, is_first: bool) -> StreamDelivery | None:
+    def _read(self, slot: ConsumerSlot, deadline: float, is_first: bool) -> QueueDelivery | None:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0 and not is_first:
             return None  # the checks before this took all the time
@@ -179,7 +179,7 @@ class QueueConsumer:
             return None
         return self._hand_out(self._delivery(slot, *row, 1, 1))
 
-    def _take_again(self, slot: ConsumerSlot) -> StreamDelivery | None:
+    def _take_again(self, slot: ConsumerSlot) -> QueueDelivery | None:
         # Messages that are older than unread ones: those due for a retry, then those of dead processes.
         now = time.monotonic()
         if now >= self._next_due_s:
@@ -198,7 +198,7 @@ class QueueConsumer:
             return self._admit(slot, claims, missing)
         return None
 
-    def _admit(self, slot: ConsumerSlot, claims: Sequence[Redelivery], missing: Sequence[str]) -> StreamDelivery | None:
+    def _admit(self, slot: ConsumerSlot, claims: Sequence[Redelivery], missing: Sequence[str]) -> QueueDelivery | None:
         # Messages that were delivered before: dead-letter those that have used up their attempts.
         if missing:
             self.emit(EventName.MISSING, ids=list(missing))
@@ -216,20 +216,20 @@ class QueueConsumer:
     def _delivery(
         self, slot: ConsumerSlot, entry_id: str, fields: list[bytes], deliveries: int, attempts: int,
         since_s: float | None = None,
-    ) -> StreamDelivery:  # fmt: skip
+    ) -> QueueDelivery:  # fmt: skip
         expires_at = (since_s or time.monotonic()) + (self.settings.lease_s or 0.0)
-        return StreamDelivery(self, slot, entry_id, fields, deliveries, attempts, expires_at)
+        return QueueDelivery(self, slot, entry_id, fields, deliveries, attempts, expires_at)
 
-    def _hand_out(self, delivery: StreamDelivery, *, is_again: bool = False) -> StreamDelivery | None:
+    def _hand_out(self, delivery: QueueDelivery, *, is_again: bool = False) -> QueueDelivery | None:
         by_name = envelope.as_mapping(delivery.fields)
         try:
             if envelope.is_expired(by_name, time.time()):
-                self._give_up(delivery, Reason.EXPIRED, None)
+                self._give_up(delivery, Reason.EXPIRED, None, has_run=False)
                 return None
             raw = payload_of(by_name, self.keys.stream, self.client.protection)
             delivery.payload = decode_payload(raw, self.settings.is_text, self.settings.payload)
         except DecodeError as error:
-            self._give_up(delivery, unreadable(error), error)
+            self._give_up(delivery, unreadable(error), error, has_run=False)
             return None
         entry_id, deliveries, slot = delivery.id, delivery.deliveries, delivery.slot
         delivery.token = f"{deliveries}:{entry_id}:{slot.consumer}"
@@ -240,21 +240,19 @@ class QueueConsumer:
         )
         return delivery
 
-    def _give_up(self, delivery: StreamDelivery, reason: Reason, error: BaseException | None) -> None:
-        # No caller gets this message. If its record is refused, it stays pending with this slot, which is not used any
-        # more: callers get the error only once per lease, and other messages do not wait for it.
-        slot = delivery.slot
+    def _give_up(
+        self, delivery: QueueDelivery, reason: Reason, error: BaseException | None, *, has_run: bool = True
+    ) -> None:
+        # No caller gets this message. If all records are refused, it stays pending with this slot: callers get the
+        # error only once per lease, and other messages do not wait for it.
         try:
-            delivery.write_dead_letter(reason, error)
+            delivery.write_dead_letter(reason, error, has_run=has_run)
         except (*PASSING, GroupLost):
             raise
         except NOT_OF_ONE_MESSAGE:
-            slot.is_given_up = True
+            delivery.slot.give_up()
             raise
-        except Exception:
-            delay_ms = self.dead_letter_writer.refused(delivery.id)
-            slot.commands.park([Parking(delivery.id, delay_ms, delivery.deliveries, delivery.attempts)])
-        slot.is_sure()
+        delivery.slot.is_sure()
 
     def _restore_group(self, slot: ConsumerSlot) -> None:
         # Entries that are still in the stream were not finished: the group starts at the first one.
@@ -268,7 +266,7 @@ class QueueConsumer:
 
     # --- settling -----------------------------------------------------------------------------------
 
-    def settle(self, delivery: StreamDelivery, step: Step) -> bool:
+    def settle(self, delivery: QueueDelivery, step: Step) -> bool:
         """Run the step that settles a message, retrying during outages; False = it is settled, or no longer ours."""
         if self.held.pop(delivery.token, None) is None:
             return False
@@ -280,6 +278,9 @@ class QueueConsumer:
             # Keep its slot: it may have the message until its lease expires.
             self._unsettled.append((delivery, step))
             self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
+            raise
+        except BaseException:
+            delivery.slot.give_up()
             raise
         self.slots.put_back(delivery.slot)
         return is_done
@@ -310,10 +311,10 @@ class QueueConsumer:
                     self._unsettled.append((delivery, step))
                     return False
             except PenstockError:
-                # A permanent error: the message and its slot stay in use until the lease expires.
                 logger.exception(
                     "message %s cannot be settled; it is delivered again when its lease expires", delivery.id
                 )
+                delivery.slot.give_up()
                 continue
             except BaseException:
                 self._unsettled.append((delivery, step))
@@ -321,7 +322,7 @@ class QueueConsumer:
             self.slots.put_back(delivery.slot)
         return True
 
-    def has_ended(self, delivery: StreamDelivery) -> None:
+    def has_ended(self, delivery: QueueDelivery) -> None:
         """Record that the server has settled a message."""
         self.held.pop(delivery.token, None)
         self.slots.put_back(delivery.slot)

@@ -184,7 +184,7 @@ class ResultCommitter:
                 try:
                     self._finish(rows)
                 except BaseException:
-                    # None of it is known to be settled: the next flush tries again.
+                    # Those that are left are not known to be settled: the next flush tries again.
                     with self._lock:
                         self._done[:0] = rows
                         self.dirty.set()
@@ -193,8 +193,9 @@ class ResultCommitter:
                     self._under_way = 0
 
     def _finish(self, rows: list[Row]) -> None:
+        # Removes rows as soon as they are settled, given back or kept.
         if self._backend is not None:
-            rows, kept = self._save(rows)
+            rows[:], kept = self._save(rows)
             with self._lock:
                 self._kept += kept
         if rows:
@@ -203,14 +204,16 @@ class ResultCommitter:
     def _tell_or_put_aside(self, rows: list[Row]) -> None:
         try:
             self._tell(rows)
+            rows.clear()
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception as error:
             if len(rows) == 1:
                 self.put_aside(rows[0][0], error)
-            else:
-                for row in rows:  # one of them is to blame, and the others must not suffer for it
-                    self._tell_or_put_aside([row])
+                rows.clear()
+            while rows:  # one of them is to blame, and the others must not suffer for it
+                self._tell_or_put_aside(rows[:1])
+                del rows[0]
 
     def _tell(self, rows: list[Row]) -> None:
         following = [then for task, result in rows if task.then for then in follow_ups(task, result)]

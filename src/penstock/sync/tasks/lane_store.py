@@ -16,7 +16,7 @@ from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.redis.scripts import steps
 from penstock.sync.delivery.group import ConsumerGroup
-from penstock.sync.delivery.group_commands import GroupCommands, id_bounds, settle
+from penstock.sync.delivery.group_commands import GroupCommands, Parking, id_bounds, settle
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.tasks.result_store import stored
 from penstock.task import Result, Task, encode
@@ -153,6 +153,12 @@ class LaneStore:
         if answer == b"dead":
             self._limit_dead_letters(1)
         return answer.decode()
+
+    def hand_back(self, deliveries: Sequence[TaskDelivery]) -> int:
+        """Give back tasks whose handlers have not begun; return how many of them were ours."""
+        with _settling(deliveries):
+            parkings = [Parking(held.entry_id, 0, held.deliveries, held.attempts) for held in deliveries]
+            return sum(self.commands.park(parkings))
 
     def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
         """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""

@@ -176,12 +176,19 @@ class RedisTaskQueue:
         """Make waiting pops of this process return now."""
         self._reader.wake()
 
-    def hand_back(self) -> None:
-        """Return tasks that cancelled pops of this object left behind, without counting an attempt.
+    def hand_back(self, tasks: Sequence[Task] | None = None) -> int:
+        """Return tasks whose handlers have not begun, together and without counting an attempt; return how many.
 
-        close() does that as well, and the next pop takes it up. While other pops are under way nothing happens.
+        Without an argument, return those that cancelled pops of this object left behind. close() does that as well, and
+        the next pop takes them up. While other pops are under way nothing happens.
         """
-        self._reader.hand_back()
+        if tasks is None:
+            return self._reader.hand_back_stranded()
+        return self._reader.hand_back([held for held in map(self._held, tasks) if held is not None])
+
+    def _held(self, task: Task) -> TaskDelivery | None:
+        held = self._in_flight.get(task.id)
+        return held if held is not None and held.task is task else None  # else it is lost, and perhaps taken again
 
     def _held(self, task: Task) -> TaskDelivery | None:
         held = self._in_flight.get(task.id)
@@ -194,7 +201,7 @@ class RedisTaskQueue:
         """
         held = self._in_flight.get(task_id)
         if held is not None and has_run:
-            self._in_flight.release([held])
+            self._in_flight.abandon(held)
         elif held is not None:
             self._in_flight.never_ran([held])
 

@@ -1,4 +1,4 @@
-"""StreamDelivery: one message that this process holds, how it is settled, and its lease."""
+"""QueueDelivery: one message that this process holds, how it is settled, and its lease."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("penstock.queue")
 _LEAST_PATIENCE_S = 0.05
 
 
-class StreamDelivery(msgspec.Struct, eq=False):
+class QueueDelivery(msgspec.Struct, eq=False):
     """A message and its slot, from its delivery until it is settled.
 
     Guarantees: it is settled once; later tries return False, as do those for a message that another consumer has. If an
@@ -145,12 +145,14 @@ class StreamDelivery(msgspec.Struct, eq=False):
         attempts = self.attempts if counts else self.attempts - 1
 
         async def step() -> bool:
-            parking = Parking(self.id, round(delay_s * 1000), self.deliveries, attempts)
-            (is_parked,) = await self.slot.commands.park([parking])
-            self.consumer.look_within(delay_s)
-            return is_parked
+            return await self._park(round(delay_s * 1000), self.deliveries, attempts)
 
         return await self.consumer.settle(self, step)
+
+    async def _park(self, delay_ms: int, deliveries: int, attempts: int) -> bool:
+        (is_parked,) = await self.slot.commands.park([Parking(self.id, delay_ms, deliveries, attempts)])
+        self.consumer.look_within(delay_ms / 1000)
+        return is_parked
 
     async def dead_letter(self, reason: Reason | None, error: BaseException | None) -> bool:
         """Move the message to the dead letters, with everything known about it."""
@@ -160,11 +162,19 @@ class StreamDelivery(msgspec.Struct, eq=False):
 
         return await self.consumer.settle(self, step)
 
-    async def write_dead_letter(self, reason: Reason, error: BaseException | None) -> bool:
-        """Move the message to the dead letters, without retries; False = it is no longer ours."""
+    async def write_dead_letter(self, reason: Reason, error: BaseException | None, *, has_run: bool = True) -> bool:
+        """Move the message to the dead letters, without retries; False = it is no longer ours.
+
+        If only this record cannot be written, or there is no room for any, the message is parked.
+        """
         entry = Rejected(self.id, reason, error, self.deliveries, self.attempts, self.fields)
         settle = partial(self.slot.commands.dead_letter, self.id, is_deleted=True)
-        return await self.consumer.dead_letter_writer.write(entry, self.slot.consumer, settle) is not None
+        writer = self.consumer.dead_letter_writer
+        try:
+            return await writer.write(entry, self.slot.consumer, settle) is not None
+        except Exception as refusal:
+            delay_ms, back = writer.refused(refusal, self.id), 0 if has_run else 1
+            return await self._park(delay_ms, self.deliveries - back, self.attempts - back)
 
     # --- the lease ----------------------------------------------------------------------------------
 
@@ -198,7 +208,7 @@ class StreamDelivery(msgspec.Struct, eq=False):
 class Lease:
     """The lease of a message, renewed until its handler has ended."""
 
-    delivery: StreamDelivery
+    delivery: QueueDelivery
     interval_s: float
     longest_until: float  # the leases of hung handlers are not renewed any longer
     on_lost: Callable[[str], None]
