@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from penstock import envelope
@@ -237,7 +238,7 @@ class TaskReader:
             elif value is None and result is not None:
                 why = f"task {held.task.id} already has a result"
             if why:
-                await held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
+                await self._reject(held, why)
             elif held in waits:
                 # The index has no entry for the task: this one waits until the one that we hold has ended.
                 await held.hand_back(int(_SECOND_S * 1000))
@@ -265,8 +266,17 @@ class TaskReader:
     async def _refuse(self, store: LaneStore, claim: Redelivery, error: Malformed) -> None:
         reason, name = unreadable(error.__cause__), name_of(error.__cause__ or error)
         ending = Release("dead_letter", reason=reason, error=name, text=text_of(error))
+        release = partial(store.release, ending, claim.id, error.task_id, error.kind, self._consumer)
+        await self._give_up(store, claim, release)
+
+    async def _reject(self, held: TaskDelivery, why: str) -> None:
+        claim = Redelivery(held.entry_id, held.deliveries, held.attempts, [])
+        release = partial(held.release, Release("dead_letter", reason=Reason.INVALID, text=why))
+        await self._give_up(held.store, claim, release)
+
+    async def _give_up(self, store: LaneStore, claim: Redelivery, release: Callable[[], Awaitable[str]]) -> None:
         try:
-            await store.release(ending, claim.id, error.task_id, error.kind, self._consumer)
+            await release()
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
@@ -362,7 +372,8 @@ class TaskReader:
         misfits = [held for held in found if not wanted.accepts(held.task)]
         for store in dict.fromkeys(held.store for held in misfits):
             moved = [held for held in misfits if held.store is store]
-            await store.move([(held, wanted.place_of(held.task)) for held in moved])
+            for held in await store.move([(held, wanted.place_of(held.task)) for held in moved]):
+                await self._reject(held, "this worker cannot run the task, and the queue has no room for another lane")
             self._drop(found, set(moved))
 
     # --- time ---------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from penstock import envelope
@@ -238,7 +239,7 @@ class TaskReader:
             elif value is None and result is not None:
                 why = f"task {held.task.id} already has a result"
             if why:
-                held.release(Release("dead_letter", reason=Reason.INVALID, text=why))
+                self._reject(held, why)
             elif held in waits:
                 # The index has no entry for the task: this one waits until the one that we hold has ended.
                 held.hand_back(int(_SECOND_S * 1000))
@@ -266,8 +267,17 @@ class TaskReader:
     def _refuse(self, store: LaneStore, claim: Redelivery, error: Malformed) -> None:
         reason, name = unreadable(error.__cause__), name_of(error.__cause__ or error)
         ending = Release("dead_letter", reason=reason, error=name, text=text_of(error))
+        release = partial(store.release, ending, claim.id, error.task_id, error.kind, self._consumer)
+        self._give_up(store, claim, release)
+
+    def _reject(self, held: TaskDelivery, why: str) -> None:
+        claim = Redelivery(held.entry_id, held.deliveries, held.attempts, [])
+        release = partial(held.release, Release("dead_letter", reason=Reason.INVALID, text=why))
+        self._give_up(held.store, claim, release)
+
+    def _give_up(self, store: LaneStore, claim: Redelivery, release: Callable[[], str]) -> None:
         try:
-            store.release(ending, claim.id, error.task_id, error.kind, self._consumer)
+            release()
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
@@ -363,7 +373,8 @@ class TaskReader:
         misfits = [held for held in found if not wanted.accepts(held.task)]
         for store in dict.fromkeys(held.store for held in misfits):
             moved = [held for held in misfits if held.store is store]
-            store.move([(held, wanted.place_of(held.task)) for held in moved])
+            for held in store.move([(held, wanted.place_of(held.task)) for held in moved]):
+                self._reject(held, "this worker cannot run the task, and the queue has no room for another lane")
             self._drop(found, set(moved))
 
     # --- time ---------------------------------------------------------------------------------------
