@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, ServerError
-from penstock.sync.tasks import RedisTaskQueue
-from penstock.task import Priority, Task
+from penstock.sync.tasks import Limits, Rate, RedisTaskQueue
+from penstock.task import Priority, Result, Task
 from tests.helpers.threads import DEADLINE_S
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -82,3 +82,74 @@ def test_beyond_a_number_of_lanes_no_new_one_is_opened(queue: RedisTaskQueue, ra
     with pytest.raises(ServerError, match="1000 lanes"):
         queue.dead.redrive()
     assert raw.scard("{jobs}:lanes") == 1_002  # those of two priorities have joined
+
+
+def test_the_kind_of_an_entry_is_counted_if_it_can_be_one(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    raw.xadd("jobs.tasks", {"data": "no task", "kind": "k" * 3_000_000})
+    raw.xadd("jobs.tasks", {"data": '{"kind": "%s"}' % ("k" * 3_000)})
+    for kind in ("k" * 3_000_000, "render"):
+        raw.xadd("jobs.tasks", {"data": "no task", "kind": kind, "task_id": "t-1"})
+    assert queue.pop_many(10, block=False) == []
+    assert (queue.gauges()).dead == {"unknown": 3, "render": 1}
+
+
+def test_a_kind_of_megabytes_is_not_counted_when_its_worker_dies(
+    queue: RedisTaskQueue, raw: redis.Redis, redis_url: str
+) -> None:
+    raw.xadd("jobs.tasks", {"data": msgspec.json.encode(Task(kind="render", id="t-1")), "kind": "k" * 3_000_000})
+    with RedisTaskQueue(redis_url, "jobs", max_retry=0) as strict:
+        assert strict.pop(block=False) is not None
+        strict.requeue_orphans(idle_ms=0)
+    assert (queue.gauges()).dead == {"unknown": 1}
+
+
+def test_results_can_be_trimmed_behind_an_entry_that_names_thousands_of_tasks(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    names = [
+        word
+        for n in range(8_000)
+        for word in (b"task_id", b"t-%d" % n, *(b"kind", b"k", b"status", b"ok", b"data", b""))
+    ]
+    entry_id = raw.execute_command("XADD", "jobs.results", "1-1", *names)
+    raw.hset("{jobs}:done", mapping={f"t-{n}": entry_id for n in range(0, 8_000, 2)})
+    queue.trim()
+    assert (raw.xlen("jobs.results"), raw.hlen("{jobs}:done")) == (0, 0)
+
+
+def test_an_id_of_an_entry_that_is_no_text_stops_no_recovery(
+    queue: RedisTaskQueue, raw: redis.Redis, redis_url: str
+) -> None:
+    raw.xadd("jobs.tasks", {"data": msgspec.json.encode(Task(kind="render", id="t-1")), "task_id": b"\xff"})
+    with RedisTaskQueue(redis_url, "jobs", max_retry=0) as strict:
+        assert strict.pop(block=False) is not None
+        assert strict.requeue_orphans(idle_ms=0) == 0
+    assert raw.xlen("jobs.dead") == 1
+
+
+def test_a_notice_of_another_type_does_not_keep_a_result_from_being_stored(
+    queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    task = Task(kind="render")
+    queue.enqueue(task)
+    queue.pop()
+    raw.set(queue.keys.notice(task.id), "junk")
+    raw.zadd(queue.keys.awaited, {task.id: 2**52})
+    assert queue.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
+    assert (queue.wait_for_result(task.id, DEADLINE_S)).data == 1  # type: ignore[union-attr]
+
+
+def test_keys_of_limits_of_another_type_stop_nobody(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    limits = Limits(max_concurrency_per_key=1, rate_per_key=Rate(1_000, 1))
+    queue.enqueue_many([Task(kind="mail", key="bob") for _ in range(2)])
+    one, two = queue.pop_many(2)
+    scope = limits.concurrency_of(one)[0][0]
+    for key in (queue.keys.permits(scope), queue.keys.queue_for(scope)):
+        raw.set(key, "junk")
+    scope = limits.rates_of(one)[0][0]
+    for key in (queue.keys.rate(scope), queue.keys.reserved(scope)):
+        raw.xadd(key, {"junk": "1"})
+    assert queue.admit(one, limits)
+    raw.set(queue.keys.queue_for(limits.concurrency_of(one)[0][0]), "junk")
+    assert not queue.admit(two, limits)
+    queue.give_back_permit(one, limits)
