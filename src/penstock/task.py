@@ -28,6 +28,7 @@ _NEW_IDS = ids.MessageIds()
 ID_PATTERN = r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}"  # safe as a file name, a key of an object store and in a URL
 _ID = re.compile(ID_PATTERN)
 _TAG = re.compile(r"[0-9A-Za-z_.-]{1,64}")  # part of the name of a stream
+_MOST_REQUIRED = 200  # characters of all capabilities and the commas between them, which a stream name has room for
 
 
 def _now() -> datetime:
@@ -152,6 +153,12 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
                 )
         if not isinstance(given, frozenset):
             msgspec.structs.force_setattr(self, "requires", frozenset(given))
+        size = len(",".join(self.requires))
+        if size > _MOST_REQUIRED:
+            raise ConfigurationError(
+                f"requires has {size} characters, more than the limit of {_MOST_REQUIRED} for all capabilities "
+                "together: use fewer, or shorter names"
+            )
 
 
 class Result(msgspec.Struct, kw_only=True, frozen=True):

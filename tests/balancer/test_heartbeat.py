@@ -11,6 +11,7 @@ import redis
 from penstock import RetryConfig, StreamClient
 from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import MetricsRecorder
+from penstock.balancer.messages import LBSInfo
 from penstock.errors import StreamNotOwned
 from penstock.testing import FaultProxy
 from tests.balancer.stage import (
@@ -48,6 +49,21 @@ async def test_all_streams_of_a_consumer_cost_one_round_trip(
         connection.pipeline = counted  # type: ignore[method-assign]
         await eventually(lambda: len(trips) >= 2)
         assert set(trips) == {3}, "three scripts of at most 500 streams in one write"
+
+
+async def test_a_claim_of_a_lock_that_holds_another_type_lets_no_heartbeat_fail(
+    client: StreamClient, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with following(quick(client, "a", **LASTING)) as (a,):
+        add_raw(raw, "session-1")
+        await eventually(lambda: a.owned == ["session-1"])
+        raw.rpush(f"session-2{SEP}1-1", "junk")
+        with a.balancer._holdings.claiming(LBSInfo("session-2", "1-1")) as claim:
+            begun = a.balancer._heartbeat.begun
+            await eventually(lambda: a.balancer._heartbeat.begun > begun + 3)
+            assert claim is not None
+            assert not claim.is_held
+    assert "cannot renew" not in caplog.text
 
 
 async def test_a_claim_that_ends_after_the_balancer_starts_no_heartbeat(client: StreamClient) -> None:

@@ -252,6 +252,40 @@ async def test_messages_are_decoded_by_the_serializer_and_bad_ones_set_apart(
     assert record[b"dlq_reason"] == b"decode_error"
 
 
+async def test_an_entry_that_cannot_be_decoded_is_set_apart_when_the_owner_comes_to_it_and_not_by_each_owner(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    seen: list[Any] = []
+
+    async def one(stream: OwnedStream) -> None:
+        async for message in stream:
+            seen.append(message.data)
+            await stream.commit()
+            stream.drain()
+
+    async def all_of_them(stream: OwnedStream) -> None:
+        async for message in stream:
+            seen.append(message.data)
+            await stream.commit()
+
+    def dead() -> list[bytes]:
+        return [fields[b"data"] for _, fields in raw.xrange("session-1_dlq")]
+
+    for data in ("no json", '{"n": 1}', "nor this", '{"n": 2}', "nor that"):
+        raw.xadd("session-1", {"data": data})
+    add_raw(raw, "session-1")
+    async with running((quick(client, "a"), one), serializer=JsonSerializer()):
+        await eventually(lambda: len(seen) == 1 and not locks(raw))
+        assert dead() == [b"no json"]
+    for number in (2, 3):
+        async with running((quick(client, f"b{number}"), all_of_them), serializer=JsonSerializer()):
+            await eventually(lambda number=number: len(seen) == number)  # type: ignore[misc]
+            await eventually(lambda: len(dead()) == 3)
+        raw.xadd("session-1", {"data": '{"n": 3}'})
+    assert seen == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert dead() == [b"no json", b"nor this", b"nor that"]
+
+
 async def test_streams_move_to_a_consumer_that_joins(client: StreamClient, raw: redis.Redis) -> None:
     first, second = Reading(), Reading()
     a, b = quick(client, "a"), quick(client, "b")

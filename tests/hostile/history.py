@@ -12,6 +12,7 @@ import redis
 from penstock.testing.hostile import HostileEntry
 
 _PAGE = 10_000
+_MEMORY, _MEMORY_OF_ONE = 1_000_000, 1_000  # bytes of the keys beside the streams, and for each entry that was written
 _FIRST = 20  # unread entries that are looked at: some have megabytes
 
 
@@ -97,6 +98,20 @@ _LAST = f"{2**64 - 1}-{2**64 - 1}"
 
 def _id_of(row: Any) -> str:
     return (row[0] if isinstance(row, list | tuple) else row).decode()
+
+
+def check_memory(raw: redis.Redis, history: History) -> None:
+    """Complain about keys beside the streams that have more bytes than the entries explain."""
+    sizes = {
+        key.decode(errors="replace"): int(raw.memory_usage(key, samples=0) or 0)
+        for key in raw.scan_iter(count=1_000)
+        if raw.type(key) != b"stream"
+    }
+    if sum(sizes.values()) > _MEMORY + _MEMORY_OF_ONE * (len(history.good) + len(history.bad)):
+        largest = sorted(sizes.items(), key=lambda item: -item[1])[:5]
+        history.raised.append(
+            f"the keys beside the streams have {sum(sizes.values())} bytes, most of them {largest}"[:300]
+        )
 
 
 def dead_lettered(raw: redis.Redis, stream: str) -> Counter[str]:

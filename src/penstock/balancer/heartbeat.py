@@ -12,6 +12,7 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo
 from penstock.delivery.leases import Renewable, Renewal, tell
+from penstock.errors import PermissionDenied, WrongType
 from penstock.keys import BalancerKeys
 from penstock.redis.blocking import Reply
 from penstock.redis.packing import Command
@@ -20,6 +21,7 @@ from penstock.redis.settings import ConnectionSettings
 from penstock.redis.translate import checked
 
 _CHUNK = 500
+_OUT_OF_REACH = PermissionDenied | WrongType
 
 
 class Heartbeat(Renewable):
@@ -80,10 +82,17 @@ class Heartbeat(Renewable):
             self._ended = self.begun
 
     def _at_once(self, held: list[LBSInfo], owned: int) -> Generator[list[Call], list[Reply], set[str]]:
-        starts = range(0, max(1, len(held)), _CHUNK)
-        chunks = [(held[start : start + _CHUNK], owned - start) for start in starts]
-        replies = yield [self._beat(chunk, [info.lock for info in chunk], owned, rest) for chunk, rest in chunks]
-        return _ids(replies)
+        # Each claim by itself: an entry may name a stream whose lock this consumer cannot use, which must not keep the
+        # locks of its neighbours from being extended.
+        chunks = [held[start : min(start + _CHUNK, owned)] for start in range(0, max(1, owned), _CHUNK)]
+        calls = [self._beat(chunk, [info.lock for info in chunk], owned, len(chunk)) for chunk in chunks]
+        claims = held[owned:]
+        replies = yield calls + [self._beat([info], [info.lock], owned, 0) for info in claims]
+        own, theirs = replies[: len(calls)], replies[len(calls) :]
+        refused = {
+            info.id_in_lbs for info, reply in zip(claims, theirs, strict=True) if isinstance(reply, _OUT_OF_REACH)
+        }
+        return refused | _ids([*own, *(reply for reply in theirs if not isinstance(reply, _OUT_OF_REACH))])
 
     def _beat(self, chunk: Sequence[LBSInfo], locks: Sequence[str], owned: int, owned_from_here: int) -> Call:
         config, keys = self._config, (self._keys.stream, self._keys.peers, *locks)
@@ -96,7 +105,10 @@ class Heartbeat(Renewable):
 
     def _in_cluster(self, held: list[LBSInfo], owned: int) -> Generator[list[Call], list[Reply], set[str]]:
         # Locks may be on any node: extend them node by node, then refresh the entries of those that are ours.
-        replies = checked((yield [self._extend(info, may_take=False) for info in held]))
+        extended = yield [self._extend(info, may_take=False) for info in held]
+        # As in _at_once, the lock of a claim may be out of reach: it is not ours then.
+        claimed = [-1 if isinstance(reply, _OUT_OF_REACH) else reply for reply in extended[owned:]]
+        replies = checked([*extended[:owned], *claimed])
         kept = {info.id_in_lbs for info, reply in zip(held, replies, strict=True) if reply == 1}
         # An expired lock may be taken again only while the entry is pending with us.
         run_out = [info for info, reply in zip(held[:owned], replies, strict=False) if reply == 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.balancer.commands import BalancerCommands, Row
+from penstock.balancer.commands import BalancerCommands, OutOfReach, Row
 from penstock.balancer.holdings import Holdings
 from penstock.balancer.messages import LBSInfo, LBSInputMessage, StreamAdded
 from penstock.balancer.notice_queue import NoticeQueue
@@ -120,6 +120,10 @@ class Reader:
                 return  # handed out again after the group was lost; already ours
             try:
                 ownership = await self._commands.own_new(claim, message.info, len(self._holdings))
+            except OutOfReach as error:
+                self._config.logger.warning("%s", error)
+                recorder.record_lock_acquired(info.data_stream_name, is_success=False)
+                return
             except AlreadyClaimed as error:
                 # A second entry of a name that has an owner: a sweep finds it later.
                 self._config.logger.info("%s", error)

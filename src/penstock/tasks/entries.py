@@ -10,7 +10,7 @@ import msgspec
 
 from penstock import envelope
 from penstock.errors import ConfigurationError, DecodeError
-from penstock.keys import TaskKeys
+from penstock.keys import TaskKeys, check_name
 from penstock.number_checks import number_of_seconds
 from penstock.protection import Protection
 from penstock.redis.client import StreamClient
@@ -94,11 +94,16 @@ def _outline(fields: Sequence[bytes], raw: bytes) -> tuple[str, str]:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         said = _Outline()
     task_id = envelope.text(by_name.get(TASK_ID)) or said.id
+    kind = envelope.text(by_name.get(KIND)) or said.kind
+    return _valid(check_id, "id", task_id), _valid(check_name, "kind", kind)
+
+
+def _valid(check: Callable[[str, str], object], what: str, value: str) -> str:
     try:
-        check_id("id", task_id)
+        check(what, value)
     except ValueError:
-        task_id = ""
-    return task_id, envelope.text(by_name.get(KIND)) or said.kind
+        return ""
+    return value
 
 
 def when_due(delay: float | None, at: datetime | None) -> str:

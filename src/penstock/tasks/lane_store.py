@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock import envelope
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import GroupCommands, Parking, id_bounds, settle
 from penstock.errors import GroupLost
@@ -168,7 +169,7 @@ class LaneStore:
             cursor, freed, dead, is_more = await self._client.run("tasks/orphans", self._ends, args, Repeat.ONCE)
             self._cursor = cursor.decode()
             total += int(freed)
-            gone += [task_id.decode() for task_id in dead]
+            gone += map(envelope.text, dead)
         if gone:
             await self._limit_dead_letters(len(gone))
         return total, gone
@@ -178,8 +179,12 @@ class LaneStore:
         # stays as long as a result does.
         await self._client.dead_letter_retention.after(self._keys.dead, written, self._keys.counts)
 
-    async def move(self, moves: Sequence[tuple[TaskDelivery, Lane]]) -> None:
-        """Move tasks of this consumer to other lanes, with the runs that they had before this one."""
+    async def move(self, moves: Sequence[tuple[TaskDelivery, Lane]]) -> list[TaskDelivery]:
+        """Move tasks of this consumer to other lanes, with the runs that they had before this one.
+
+        Returns those that stay here, because the queue opens no lane for them.
+        """
+        refused = set[bytes]()
         with _settling([held for held, _ in moves]):
             left = moves
             while left:  # of large tasks a call moves a few
@@ -191,8 +196,10 @@ class LaneStore:
                 args: list[str | int] = [self._group, self.consumer, len(lanes), *(lane.name for lane in lanes)]
                 for held, lane in left:
                     args += (held.entry_id, held.task.id, lanes.index(lane) + 1, held.task.attempts - 1)
-                _, looked = await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
+                _, looked, stay = await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
                 left = left[looked:]
+                refused.update(stay)
+        return [held for held, _ in moves if held.entry_id.encode() in refused]
 
     async def close(self) -> bool:
         """Remove the lane from the list if it is empty and no worker reads it; return whether it was removed."""

@@ -7,8 +7,11 @@ moved to the right one by the first worker that reads it.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from penstock.task import Priority, Task
@@ -16,6 +19,9 @@ from penstock.task import Priority, Task
 PRIORITIES = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 LOWEST_FIRST_EVERY = 8  # one read in this many begins with the lowest priority
 _SHARE = 8  # and this fraction of every larger batch is kept for each lower priority
+# With the name of its queue, the name of a lane is that of a stream, of at most 512 bytes.
+_LONGEST_NAME, _LONGEST_KIND = 370, 128
+_NAME = re.compile(r"(high|normal|low)(?::requires=([0-9A-Za-z_.,-]+))?(?::kind=([0-9A-Za-z_.~%-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +35,17 @@ class Lane:
     @classmethod
     def of(cls, task: Task, only_kind: bool = False) -> Lane:
         """Return the lane for a task."""
-        return cls(task.priority, task.requires, task.kind if only_kind else None)
+        return cls(task.priority, task.requires, _short(task.kind) if only_kind else None)
 
     @classmethod
     def parse(cls, name: str) -> Lane | None:
-        """Return the lane of that name, or None if it is none of ours."""
-        priority, *rest = name.split(":")
-        parts = dict(part.partition("=")[::2] for part in rest)
-        if priority not in set(Priority) or not parts.keys() <= {"requires", "kind"}:
+        """Return the lane of that name, or None if it is none of ours: other programs can list any name."""
+        found = _NAME.fullmatch(name) if len(name) <= _LONGEST_NAME else None
+        if found is None:
             return None
-        requires = frozenset(filter(None, parts.get("requires", "").split(",")))
-        return cls(Priority(priority), requires, unquote(parts["kind"]) if "kind" in parts else None)
+        priority, requires, kind = found.groups()
+        tags = frozenset(filter(None, (requires or "").split(",")))
+        return cls(Priority(priority), tags, None if kind is None else unquote(kind))
 
     @property
     def name(self) -> str:
@@ -59,6 +65,14 @@ class Lane:
         return not self.requires and self.kind is None
 
 
+@lru_cache(maxsize=1_000)
+def _short(kind: str) -> str:
+    """Return the kind as the name of a lane carries it: a digest if it is too long for the name of a stream."""
+    if len(quote(kind, safe="")) <= _LONGEST_KIND:
+        return kind
+    return f"sha256-{hashlib.sha256(kind.encode()).hexdigest()}"
+
+
 DEFAULT = Lane()
 
 
@@ -74,6 +88,7 @@ class TaskFilter:
     def __init__(self, provides: Collection[str] | None = None, kinds: Collection[str] | None = None) -> None:
         self.provides = None if provides is None else frozenset(provides)
         self.kinds = None if kinds is None else frozenset(kinds)
+        self._lane_kinds = frozenset(map(_short, self.kinds or ()))
 
     def accepts(self, task: Task) -> bool:
         """Return whether the worker can handle a task."""
@@ -84,7 +99,7 @@ class TaskFilter:
     def reads(self, lane: Lane) -> bool:
         """Return whether the worker can handle tasks of a lane."""
         return (self.provides is None or lane.requires <= self.provides) and (
-            self.kinds is None or lane.kind is None or lane.kind in self.kinds
+            self.kinds is None or lane.kind is None or lane.kind in self._lane_kinds
         )
 
     def place_of(self, task: Task) -> Lane:

@@ -96,7 +96,7 @@ class TaskListing:
             task = self._read(entry[0][1], count) if entry else None
             if task is not None:
                 waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
-                found.append(PendingTask(task, row[1].decode(), int(row[2]), waits_ms))
+                found.append(PendingTask(task, envelope.text(row[1]), int(row[2]), waits_ms))
         return found
 
     def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:

@@ -59,6 +59,10 @@ class _Pen:
         self._ids += 1
         return f"{self.now_ms + _DAY_MS + self._ids}-{sequence}"
 
+    def name(self, prefix: str) -> str:
+        """Return a name that was not returned before, most likely."""
+        return f"{prefix}-{self.chance.randrange(10**12)}"
+
     def bytes(self, most: int) -> bytes:
         """Return some random bytes."""
         return self.chance.randbytes(self.chance.randrange(most))
@@ -109,6 +113,20 @@ def _sized(low: int, high: int) -> Callable[[_Pen], bytes]:
         return json.dumps({"pad": "x" * pen.chance.randrange(low, high)}).encode()
 
     return make
+
+
+def _task(**fields: object) -> Maker:
+    """Write a whole task, of which no worker of the queue can do anything."""
+    return lambda pen: [b"data", json.dumps({"id": pen.name("task"), **fields}).encode()]
+
+
+def _announced(*names: str) -> Maker:
+    """Name a data stream to a balanced service."""
+    return lambda pen: [b"data", json.dumps({"DataStreamName": pen.chance.choice(names)}).encode()]
+
+
+def _long_kind(pen: _Pen) -> list[bytes]:
+    return [b"data", b"{", b"kind", pen.name("kind").encode() + b"k" * 1_000_000]
 
 
 def _nested(depth: int, opening: bytes, closing: bytes) -> bytes:
@@ -167,6 +185,13 @@ _MAKERS: dict[str, Maker] = {
     "others.message_id": _of_other("message_id"),
     "others.dedup_key": _of_other("dedup_key"),
     "others.payload": _data(lambda pen: pen.others.get("payload", b"")),
+    "keys.kind_of_a_megabyte": _long_kind,
+    "keys.task_of_a_long_kind": _task(kind="k" * 500),
+    "keys.task_of_a_kind_of_umlauts": _task(kind="\u00e4" * 90),
+    "keys.task_of_a_new_kind": lambda pen: _task(kind=pen.name("kind"))(pen),
+    "keys.task_with_many_tags": _task(kind="job", requires=[f"{n}" * 64 for n in range(8)]),
+    "keys.task_with_a_new_tag": lambda pen: _task(kind="job", requires=[pen.name("tag")])(pen),
+    "keys.stream": _announced("s" * 512, "s" * 513, "{", "a<MUTEX_KEY_SEP>b", "jobs.results", "\x00", "\r\n"),
     "ids.huge_sequence": lambda pen: pen.good(),
     "ids.last_sequence": lambda pen: pen.good(),
 }

@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from penstock.balancer.config import MetricsRecorder
-from penstock.balancer.messages import LBSInfo
+from penstock.balancer.messages import LBSInfo, StreamTerminated
 from penstock.errors import AlreadyClaimed, ConfigurationError, OwnershipLost, StreamNotOwned
+from penstock.ops.rights import Place, RoleName, rights_of
 from penstock.redis.retry import Repeat
 from penstock.sync import StreamClient
 from penstock.sync.balancer.commands import BalancerCommands
@@ -219,6 +220,49 @@ def test_7_no_script_hands_out_more_than_a_few_large_entries(client: StreamClien
     assert sum(sizes) == 30
     assert max(sizes[:9]) <= 2
     assert sizes[-2] == 10, "small ones come together"
+
+
+def test_7_an_entry_that_names_a_stream_outside_the_rights_of_its_consumer_stops_nothing(
+    start_server: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start_server()
+    with redis.Redis(unix_socket_path=server.unix_socket) as admin:
+        rights = rights_of(RoleName.BALANCER, Place(streams=("session-*",), services=("svc",)))
+        rules = rights.rules(name for name in rights.asked if name != "WAITAOF")  # which old servers do not know
+        admin.execute_command("ACL", "SETUSER", "limited", ">secret", *rules)
+        add_raw(admin, "other-1")
+        add_raw(admin, "session-1")
+        url = server.unix_url.replace("unix://", "unix://limited:secret@")
+        with StreamClient.from_url(url) as client, following(quick(client, "a")) as (a,):
+            a.balancer.add_stream("other-2")
+            a.balancer.add_stream("session-2")
+            eventually(lambda: a.owned == ["session-1", "session-2"])
+            eventually(lambda: "cannot tell whether data stream 'other-1'" in caplog.text)
+            assert len(pending(admin)) == 4
+            assert a.names(StreamTerminated) == []
+    assert "names the data stream 'other-2', whose lock this consumer cannot use" in caplog.text
+
+
+def test_7_a_lock_of_another_type_stops_nothing(client: StreamClient, raw: redis.Redis) -> None:
+    raw.rpush(f"session-1{SEP}1-1", "junk")
+    raw.xadd(LBS, {"lbs-input": '{"DataStreamName": "session-1"}'}, id="1-1")
+    add_raw(raw, "session-2")
+    with following(quick(client, "a")) as (a,):
+        eventually(lambda: a.owned == ["session-2"])
+        raw.delete(f"session-1{SEP}1-1")
+        eventually(lambda: sorted(a.owned) == ["session-1", "session-2"])
+
+
+def test_7_a_consumer_with_a_strange_name_stops_no_sweep(client: StreamClient, raw: redis.Redis) -> None:
+    add_raw(raw, "session-1")
+    raw.xgroup_create(LBS, GROUP, "0", mkstream=True)
+    raw.xreadgroup(GROUP, b"\xff", {LBS: ">"})  # type: ignore[arg-type]
+    with following(quick(client, "a")) as (a,):
+        eventually(lambda: a.owned == ["session-1"])
+        [first] = locks(raw)
+        raw.set(first, b"\xff")
+        add_raw(raw, "session-2")
+        eventually(lambda: "session-2" in a.owned)
 
 
 def test_8_a_claimed_stream_is_kept_from_the_first_moment_on(client: StreamClient, raw: redis.Redis) -> None:

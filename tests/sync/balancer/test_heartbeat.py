@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from penstock.balancer.config import MetricsRecorder
+from penstock.balancer.messages import LBSInfo
 from penstock.errors import StreamNotOwned
 from penstock.sync import RetryConfig, StreamClient
 from penstock.sync.balancer.commands import BalancerCommands
@@ -49,6 +50,21 @@ def test_all_streams_of_a_consumer_cost_one_round_trip(
         connection.pipeline = counted  # type: ignore[method-assign]
         eventually(lambda: len(trips) >= 2)
         assert set(trips) == {3}, "three scripts of at most 500 streams in one write"
+
+
+def test_a_claim_of_a_lock_that_holds_another_type_lets_no_heartbeat_fail(
+    client: StreamClient, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    with following(quick(client, "a", **LASTING)) as (a,):
+        add_raw(raw, "session-1")
+        eventually(lambda: a.owned == ["session-1"])
+        raw.rpush(f"session-2{SEP}1-1", "junk")
+        with a.balancer._holdings.claiming(LBSInfo("session-2", "1-1")) as claim:
+            begun = a.balancer._heartbeat.begun
+            eventually(lambda: a.balancer._heartbeat.begun > begun + 3)
+            assert claim is not None
+            assert not claim.is_held
+    assert "cannot renew" not in caplog.text
 
 
 def test_a_claim_that_ends_after_the_balancer_starts_no_heartbeat(client: StreamClient) -> None:

@@ -247,6 +247,40 @@ def test_messages_are_decoded_by_the_serializer_and_bad_ones_set_apart(client: S
     assert record[b"dlq_reason"] == b"decode_error"
 
 
+def test_an_entry_that_cannot_be_decoded_is_set_apart_when_the_owner_comes_to_it_and_not_by_each_owner(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    seen: list[Any] = []
+
+    def one(stream: OwnedStream) -> None:
+        for message in stream:
+            seen.append(message.data)
+            stream.commit()
+            stream.drain()
+
+    def all_of_them(stream: OwnedStream) -> None:
+        for message in stream:
+            seen.append(message.data)
+            stream.commit()
+
+    def dead() -> list[bytes]:
+        return [fields[b"data"] for _, fields in raw.xrange("session-1_dlq")]
+
+    for data in ("no json", '{"n": 1}', "nor this", '{"n": 2}', "nor that"):
+        raw.xadd("session-1", {"data": data})
+    add_raw(raw, "session-1")
+    with running((quick(client, "a"), one), serializer=JsonSerializer()):
+        eventually(lambda: len(seen) == 1 and not locks(raw))
+        assert dead() == [b"no json"]
+    for number in (2, 3):
+        with running((quick(client, f"b{number}"), all_of_them), serializer=JsonSerializer()):
+            eventually(lambda number=number: len(seen) == number)  # type: ignore[misc]
+            eventually(lambda: len(dead()) == 3)
+        raw.xadd("session-1", {"data": '{"n": 3}'})
+    assert seen == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert dead() == [b"no json", b"nor this", b"nor that"]
+
+
 def test_streams_move_to_a_consumer_that_joins(client: StreamClient, raw: redis.Redis) -> None:
     first, second = Reading(), Reading()
     a, b = quick(client, "a"), quick(client, "b")

@@ -21,7 +21,16 @@ from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Ownership, Peer, PendingClaim
 from penstock.balancer.messages import FIELD, Info, LBSInfo, LBSInputMessage
 from penstock.dead_letter_record import Record
-from penstock.errors import AlreadyClaimed, GroupLost, MalformedEntry, OwnershipLost, ServerError
+from penstock.errors import (
+    AlreadyClaimed,
+    GroupLost,
+    MalformedEntry,
+    OwnershipLost,
+    PenstockError,
+    PermissionDenied,
+    ServerError,
+    WrongType,
+)
 from penstock.events import Emitter
 from penstock.keys import BalancerKeys
 from penstock.policy import Reason
@@ -71,6 +80,10 @@ class Exhausted(AlreadyClaimed):
             "success and is dead-lettered"
         )
         self.deliveries = deliveries
+
+
+class OutOfReach(AlreadyClaimed):
+    """This consumer's user may not use the lock of the stream, or its key holds another type (internal)."""
 
 
 class BalancerCommands:
@@ -166,8 +179,8 @@ class BalancerCommands:
         info = claim.payload
         if self.client.is_cluster:
             holder = self.client.call(info.lock, "GET", info.lock)
-            if holder is not None and holder.decode() != self.me:
-                raise self._held(info, holder.decode())
+            if holder is not None and holder != self.me.encode():
+                raise self._held(info, envelope.text(holder))
         limit = self.config.max_deliveries or 0
         token, deliveries, fields = self._own(claim, self.config.lease_ms, limit, owned)
         message = LBSInputMessage.of_entry(fields)
@@ -189,17 +202,31 @@ class BalancerCommands:
         args: list[str | int] = [self.keys.group, self.me, info.id_in_lbs, name, config.lease_ms, min_idle_ms, limit]
         args += [owned, config.capacity or 0, config.peer_ttl_ms]
         claim.hold(time.monotonic(), config.lease_ms)
-        reply = self.client.run("balancer/own", keys, args, Repeat.IDEMPOTENT)
-        if reply[0] != b"own":
-            raise self._refusal(info, reply)
-        if is_cluster and self._extend(info, may_take=True) < 0:
-            raise self._held(info, "another consumer")
+        try:
+            reply = self.client.run("balancer/own", keys, args, Repeat.IDEMPOTENT)
+            if reply[0] != b"own":
+                raise self._refusal(info, reply)
+            if is_cluster and self._extend(info, may_take=True) < 0:
+                raise self._held(info, "another consumer")
+        except (PermissionDenied, WrongType):
+            self._check_lock(info)
+            raise
         return int(reply[1]), int(reply[2]), reply[3] if len(reply) > 3 else []
+
+    def _check_lock(self, info: LBSInfo) -> None:
+        # Whoever may write to the load balancer stream can name any data stream; that must not stop this consumer.
+        try:
+            self.client.call(info.lock, "GET", info.lock)
+        except (PermissionDenied, WrongType) as error:
+            raise OutOfReach(
+                f"entry {info.id_in_lbs} of {self.keys.stream} names the data stream {info.data_stream_name!r}, whose "
+                f"lock this consumer cannot use; the entry stays pending: {error}"
+            ) from error
 
     def _refusal(self, info: LBSInfo, reply: Reply) -> AlreadyClaimed:
         name, answer = info.data_stream_name, reply[0]
         if answer == b"held":
-            return self._held(info, reply[1].decode())
+            return self._held(info, envelope.text(reply[1]))
         if answer == b"queued":
             self.queued.add(name)
             return AlreadyClaimed(
@@ -310,10 +337,10 @@ class BalancerCommands:
         replies = read_many(self.client, [(stream, ("XRANGE", stream, i, i)) for i in ids])
         return [reply[0][1] if isinstance(reply, list) and reply else None for reply in replies]
 
-    def are_locked(self, infos: Sequence[LBSInfo]) -> list[bool]:
-        """Return for each stream whether a consumer holds its lock."""
+    def are_locked(self, infos: Sequence[LBSInfo]) -> list[bool | PenstockError]:
+        """Return for each stream whether a consumer holds its lock, or why this consumer cannot know."""
         replies = read_many(self.client, [(info.lock, ("EXISTS", info.lock)) for info in infos])
-        return [reply != 0 for reply in replies]
+        return [reply if isinstance(reply, PenstockError) else reply != 0 for reply in replies]
 
     def forget(self, entry_id: str) -> None:
         """Acknowledge an entry that was deleted while it was pending."""
@@ -322,7 +349,7 @@ class BalancerCommands:
 
 
 def _pending(row: Reply) -> HandedOutEntry:
-    return HandedOutEntry(row[0].decode(), row[1].decode(), int(row[2]), int(row[3]))
+    return HandedOutEntry(row[0].decode(), envelope.text(row[1]), int(row[2]), int(row[3]))
 
 
 def _rows(reply: Reply) -> list[Row]:

@@ -42,6 +42,7 @@ class Sweep:
         self._commands, self._holdings, self._notices, self._config = commands, holdings, notices, commands.config
         self._known: dict[str, StreamExpired] = {}
         self._handed_over: dict[str, float] = {}
+        self._reported: set[str] = set()  # entries whose locks this consumer may not look at
         self._stopping, self._soon = Flag(), Flag()
         self._took_s, self._not_before_s = 0.0, 0.0
 
@@ -114,6 +115,7 @@ class Sweep:
             start = f"({page[-1].id}"
             next_tick()
         self._known = {entry_id: hint for entry_id, hint in self._known.items() if entry_id in seen}
+        self._reported &= seen
         # Of processor time: on a busy machine, or with a slow application, a sweep takes long and costs little. A rest
         # after that would delay the take-over of streams whose events Redis sends late.
         self._took_s = took_s
@@ -158,9 +160,23 @@ class Sweep:
         # Returns those whose lock is gone, in random order: peers start at different ones.
         hints = self._describe(entries)
         are_locked = self._commands.are_locked([hint.payload for hint in hints])
-        found = [hint for hint, is_locked in zip(hints, are_locked, strict=True) if not is_locked]
+        found = list[StreamExpired]()
+        for hint, is_locked in zip(hints, are_locked, strict=True):
+            if isinstance(is_locked, PenstockError):
+                self._report(hint.payload, is_locked)
+            elif not is_locked:
+                found.append(hint)
         random.shuffle(found)
         return found
+
+    def _report(self, info: LBSInfo, error: PenstockError) -> None:
+        # It may be for consumers with other rights; the entry stays pending.
+        if info.id_in_lbs not in self._reported:
+            self._reported.add(info.id_in_lbs)
+            self._config.logger.warning(
+                "cannot tell whether data stream %r, which entry %s of %s names, has an owner: %s",
+                info.data_stream_name, info.id_in_lbs, self._commands.keys.stream, error,
+            )  # fmt: skip
 
     def _describe(self, entries: list[HandedOutEntry]) -> list[StreamExpired]:
         unknown = [entry for entry in entries if entry.id not in self._known]

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from penstock import envelope
+from penstock import envelope, ids
 from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.dead_letter_record import Record
@@ -118,8 +118,8 @@ class OwnedStream:
         self._client, self._keys, self.ownership, self._watcher = client, keys, ownership, watcher
         self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
         self._wake = Flag()
-        self._buffer: deque[StreamMessage] = deque()
-        self._read_up_to = self._position = self._last = ""
+        self._buffer: deque[StreamMessage | Rejected] = deque()
+        self._read_up_to = self._position = self._passed = self._last = ""
         self.is_lost = self.is_draining = self.is_finished = False
         self.job: Activity | None = None
 
@@ -149,7 +149,7 @@ class OwnedStream:
 
     def open(self) -> None:
         """Read the position of the previous owner, and fence it off."""
-        self._position = self._read_up_to = self._record("")
+        self._position = self._passed = self._read_up_to = self._record("")
 
     def __iter__(self) -> Iterator[StreamMessage]:
         return self
@@ -161,9 +161,12 @@ class OwnedStream:
             if self.is_draining:
                 raise StopIteration
             if self._buffer:
-                message = self._buffer.popleft()
-                self._last = message.id
-                return message
+                entry = self._buffer.popleft()
+                if isinstance(entry, Rejected):
+                    self._skip(entry)
+                    continue
+                self._passed = self._last = entry.id
+                return entry
             if not self._fill():
                 self._wake.clear()
                 if not self._is_over:  # it may have ended since the check
@@ -186,11 +189,17 @@ class OwnedStream:
                 )
         else:
             incoming = self._decoder.fresh(rows)
-            self._buffer += incoming.messages
-            for rejected in incoming.rejected:
-                self._dead_letter(rejected)
+            self._buffer.extend(sorted([*incoming.messages, *incoming.rejected], key=lambda entry: ids.parse(entry.id)))
         self._read_up_to = rows[-1][0].decode()
         return True
+
+    def _skip(self, rejected: Rejected) -> None:
+        # When the iteration comes to it, and committed if nothing before it waits for that: the next owner reads it
+        # again, and dead-letters it again, if it begins before it.
+        self._dead_letter(rejected)
+        is_next, self._passed = self._position == self._passed, rejected.id
+        if is_next:
+            self.commit(rejected.id)
 
     def _dead_letter(self, rejected: Rejected) -> None:
         # An entry that cannot be decoded stays in the stream; its copy says why it was not handled.

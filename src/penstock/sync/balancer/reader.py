@@ -11,7 +11,7 @@ from penstock.redis.blocking import Reply
 from penstock.redis.packing import Command
 from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Flag, next_tick, pause
-from penstock.sync.balancer.commands import BalancerCommands, Row
+from penstock.sync.balancer.commands import BalancerCommands, OutOfReach, Row
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.redis.blocking_read import BlockingRead
 
@@ -121,6 +121,10 @@ class Reader:
                 return  # handed out again after the group was lost; already ours
             try:
                 ownership = self._commands.own_new(claim, message.info, len(self._holdings))
+            except OutOfReach as error:
+                self._config.logger.warning("%s", error)
+                recorder.record_lock_acquired(info.data_stream_name, is_success=False)
+                return
             except AlreadyClaimed as error:
                 # A second entry of a name that has an owner: a sweep finds it later.
                 self._config.logger.info("%s", error)

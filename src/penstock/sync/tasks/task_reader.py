@@ -251,8 +251,7 @@ class TaskReader:
             elif value is None and result is not None:
                 why = f"task {held.task.id} already has a result"
             if why:
-                ending = Release("dead_letter", reason=Reason.INVALID, text=why)
-                self._give_up(held.store, held.entry_id, partial(held.release, ending), held.hand_back)
+                self._reject(held, why)
             elif held in waits:
                 # The index has no entry for the task: this one waits until the one that we hold has ended.
                 held.hand_back(int(_SECOND_S * 1000))
@@ -284,6 +283,10 @@ class TaskReader:
             store, claim.id, partial(store.release, ending, claim.id, error.task_id, error.kind, self._consumer),
             partial(self._park, store, [claim]),
         )  # fmt: skip
+
+    def _reject(self, held: TaskDelivery, why: str) -> None:
+        ending = Release("dead_letter", reason=Reason.INVALID, text=why)
+        self._give_up(held.store, held.entry_id, partial(held.release, ending), held.hand_back)
 
     def _give_up(
         self, store: LaneStore, entry_id: str, write: Callable[[], object],
@@ -393,7 +396,8 @@ class TaskReader:
         misfits = [held for held in found if not wanted.accepts(held.task)]
         for store in dict.fromkeys(held.store for held in misfits):
             moved = [held for held in misfits if held.store is store]
-            store.move([(held, wanted.place_of(held.task)) for held in moved])
+            for held in store.move([(held, wanted.place_of(held.task)) for held in moved]):
+                self._reject(held, "this worker cannot run the task, and the queue has no room for another lane")
             self._drop(found, set(moved))
 
     # --- time ---------------------------------------------------------------------------------------

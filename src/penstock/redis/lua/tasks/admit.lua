@@ -26,6 +26,7 @@ local function is_held(place)
   return rows[1] and rows[1][3] < lease_ms -- an error: the lane is gone, and what was in it
 end
 
+-- include: tasks/clear_foreign.lua
 -- include: shared/put_aside.lua
 local function postpone(until_ms)
   put_aside(entry, me, ARGV[9], ARGV[9], until_ms)
@@ -33,6 +34,16 @@ local function postpone(until_ms)
 end
 
 local place, wait_until = lane .. ' ' .. entry, 0
+for i = first_limit, #ARGV, 3 do
+  local key = first_key + 2 * (i - first_limit) / 3
+  if ARGV[i] == 'c' then
+    clear_foreign(KEYS[key], redis.pcall('HLEN', KEYS[key]))
+    clear_foreign(KEYS[key + 1], redis.pcall('ZCARD', KEYS[key + 1]))
+  else
+    clear_foreign(KEYS[key], redis.pcall('GET', KEYS[key]))
+    clear_foreign(KEYS[key + 1], redis.pcall('SCARD', KEYS[key + 1]))
+  end
+end
 for i = first_limit, #ARGV, 3 do
   local key = first_key + 2 * (i - first_limit) / 3
   if ARGV[i] == 'c' and call('HEXISTS', KEYS[key], id) == 0 and call('HLEN', KEYS[key]) >= tonumber(ARGV[i + 1]) then
@@ -56,7 +67,7 @@ for i = first_limit, #ARGV, 3 do
   if ARGV[i] == 'r' and call('SREM', KEYS[key + 1], id) == 0 then
     -- Each beginning takes its share of the time. Up to `how many` shares may be taken ahead.
     local count, per_ms = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
-    local taken = math.max(now_ms, tonumber(call('GET', KEYS[key]) or 0)) + per_ms / count
+    local taken = math.max(now_ms, tonumber(call('GET', KEYS[key]) or 0) or 0) + per_ms / count
     call('SET', KEYS[key], string.format('%.3f', taken), 'PX', math.ceil(taken - now_ms + per_ms))
     local begins = taken - per_ms
     if begins > now_ms then

@@ -35,8 +35,7 @@ local function dead_letter_task(pending, begun, reason, error, text, notice, id,
   local row = call('XRANGE', stream, entry, entry)[1]
   local record, cut = kept_fields(row and row[2] or {})
   if not row then reason, text = 'missing', 'the entry was trimmed or deleted while it was pending' end
-  id, kind = id or field(record, 'task_id'), kind or field(record, 'kind')
-  if kind == '' then kind = 'unknown' end
+  id, kind = id or field(record, 'task_id'), known_kind(kind or field(record, 'kind'))
   if cut then record[#record + 1], record[#record + 2] = 'dlq_cut', cut end
   record[#record + 1], record[#record + 2] = 'dlq_traceback', traceback or ''
   call('XADD', dead, '*', unpack(dead_letter_record(record, pending, reason, error, text, string.format('%.0f', begun))))

@@ -2,7 +2,7 @@
 -- KEYS: 1 index, 2 done, 3 unique, 4 counts, 5 lanes, 6 due, 7 bodies, 8.. streams of the lanes that occur
 -- ARGV: 1 group, 2 number of lanes that occur, 3.. their names, then per task: number of its lane (1 = first), when it is due
 --       ('' = now, '+n' = in n ms, 'n' = at n ms since the epoch), id, unique text ('' = none), kind, body
--- Returns: for each task its own id, or the id of the open task that has the same unique text
+-- Returns: for each task its own id, or the id of the open task that has the same unique text; an error if there are too many lanes
 -- Called twice: a task whose id is open or has a result is not added again; the answers are the same.
 -- XADD before the index: when the stream refuses (memory, type), the tasks before it in the call are known and stay.
 local call = redis.call
@@ -17,7 +17,9 @@ local wanted, answers, seen, added = {}, {}, {}, {}
 for i = first, #ARGV, 6 do wanted[#wanted + 1] = ARGV[i + 2] end
 if #wanted == 0 then return answers end
 local open, finished = call('HMGET', index, unpack(wanted)), call('HMGET', done, unpack(wanted))
-for lane = 1, lanes do open_lane(KEYS[5], ARGV[2 + lane], KEYS[7 + lane], group) end
+for lane = 1, lanes do
+  if not open_lane(KEYS[5], ARGV[2 + lane], KEYS[7 + lane], group) then return no_room(ARGV[2 + lane]) end
+end
 
 local index_pairs, unique_pairs = {}, {}
 local function flush()

@@ -5,7 +5,9 @@
 -- Called twice: the second call gives nothing back.
 -- A hint that saves time: without it the permit is found free when the next task asks.
 local call = redis.call
-if call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+-- include: tasks/clear_foreign.lua
+if clear_foreign(KEYS[1], redis.pcall('HLEN', KEYS[1])) or call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+clear_foreign(KEYS[2], redis.pcall('ZCARD', KEYS[2]))
 local retries = {}
 for i = 2, #ARGV do retries[ARGV[i]] = KEYS[1 + i] end
 -- include: shared/now.lua

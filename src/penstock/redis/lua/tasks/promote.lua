@@ -43,7 +43,7 @@ for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f',
       if call('HGET', unique, id) == id then call('HDEL', unique, id) end
       count_kind('added', kind, -1)
     else
-      open_lane(KEYS[4], lane, streams[lane], ARGV[2])
+      open_lane(KEYS[4], lane, streams[lane], ARGV[2], true) -- there was room when the task was added
       local entry = call('XADD', streams[lane], '*', 'data', body, 'task_id', id, 'kind', kind)
       call('HSET', index, id, entry .. ' ' .. lane .. rest)
       moved = moved + 1

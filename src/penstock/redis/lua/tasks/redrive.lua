@@ -3,7 +3,7 @@
 -- ARGV: 1 id of the record, 2 name of the lane, 3 id of the task ('' = unknown), 4 kind, 5 group, 6.. fields and values of the
 --       new entry
 -- Returns: id of the new entry; 'gone' = the record was redriven or purged before; 'open' = the task is queued already;
---       'done' = it has a result that is no error
+--       'done' = it has a result that is no error; an error if there are too many lanes
 -- Called twice: the second call finds the record gone and adds nothing.
 -- XADD before XDEL: when the stream refuses, the record stays.
 local call, counts = redis.call, KEYS[6]
@@ -22,7 +22,7 @@ if id ~= '' then
     if status and status ~= 'error' then return 'done' end
   end
 end
-open_lane(KEYS[7], ARGV[2], KEYS[2], ARGV[5])
+if not open_lane(KEYS[7], ARGV[2], KEYS[2], ARGV[5]) then return no_room(ARGV[2]) end
 local entry = call('XADD', KEYS[2], '*', unpack(ARGV, 6))
 if id ~= '' then
   call('HSET', KEYS[3], id, entry .. ' ' .. ARGV[2])

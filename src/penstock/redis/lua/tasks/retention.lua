@@ -9,16 +9,20 @@ local call = redis.call
 -- include: shared/now.lua
 local limit = string.format('%.0f', now_ms - ARGV[1])
 local entries, results = {}, 0
+local STEP = 1000 -- ids: Lua passes at most 8,000 arguments to a command, and an entry of another program may name more
 walk(KEYS[1], '-', '(' .. limit .. '-0', tonumber(ARGV[2]), function(row)
   entries[#entries + 1] = row[1]
-  local ids, gone = {}, {}
+  local ids = {}
   for i = 1, #row[2], 8 do
     if row[2][i] == 'task_id' then ids[#ids + 1] = row[2][i + 1] end
   end
-  for i, entry in ipairs(#ids > 0 and call('HMGET', KEYS[2], unpack(ids)) or {}) do
-    if entry == row[1] then gone[#gone + 1] = ids[i] end
+  for first = 1, #ids, STEP do
+    local gone = {}
+    for i, entry in ipairs(call('HMGET', KEYS[2], unpack(ids, first, math.min(first + STEP - 1, #ids)))) do
+      if entry == row[1] then gone[#gone + 1] = ids[first + i - 1] end
+    end
+    if #gone > 0 then results = results + call('HDEL', KEYS[2], unpack(gone)) end
   end
-  if #gone > 0 then results = results + call('HDEL', KEYS[2], unpack(gone)) end
 end)
 if #entries == 0 then return {0, 0} end
 return {call('XDEL', KEYS[1], unpack(entries)), results}

@@ -28,7 +28,7 @@ local function store_results(items)
   local waiting = call('ZMSCORE', awaited, unpack(ids))
   for n, item in ipairs(items) do
     if waiting[n] and item[5] then -- else the callers find it by polling
-      call('RPUSH', item[5], '1')
+      redis.pcall('RPUSH', item[5], '1') -- a key of another type
       call('PEXPIRE', item[5], 60000)
       call('ZREM', awaited, item[1])
     end
