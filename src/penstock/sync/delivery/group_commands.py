@@ -218,15 +218,15 @@ class GroupCommands:
 
         Passes over what silent consumers left waiting for a retry, in at most _MOST_LOOKS calls.
         """
-        for _ in range(_MOST_LOOKS):
+        for looks_left in reversed(range(_MOST_LOOKS)):
             args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
             following, claims, missing, is_more = self._client.run(
                 "streams/recover", self._claim_keys, args, Repeat.ONCE, waits
             )
             cursor = following.decode()
-            if claims or missing or not is_more:
-                break
-        return cursor, _claims(claims), _texts(missing)
+            if claims or missing or not (is_more and looks_left):
+                return cursor, _claims(claims), _texts(missing)
+        raise AssertionError("the last look returns")
 
     def own_pending(self) -> Iterator[list[str]]:
         """Yield pages of the ids that are pending with this consumer; the first one may be empty."""
