@@ -70,7 +70,7 @@ class Run:
                 before, deadline = found, time.monotonic() + self.patience_s
             if reading.done() or time.monotonic() > deadline:
                 return False
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S)  # nothing tells when a reader has settled an entry
         return True
 
     async def _end(self, reading: asyncio.Task[Any], stop: Callable[[], object]) -> None:

@@ -37,6 +37,18 @@ async def test_a_completed_message_is_recorded_as_it_was_published(client: Strea
     assert (raw.xlen(NAME), in_flight(raw)) == (0, [])
 
 
+@pytest.mark.usefixtures("default_server")
+async def test_a_message_with_thousands_of_fields_is_recorded_without_those_that_do_not_fit(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    queue = make_queue(client, enable_failed_queue=True)
+    raw.xadd(NAME, {"data": "hello", **{f"field{n}": "x" for n in range(5_000)}})
+    await fail(queue, ValueError("first"))
+    [(_, record)] = raw.xrange(FAILED)
+    assert (record[b"data"], record[b"log_error"]) == (b"hello", b"ValueError")
+    assert record[b"dlq_cut"].startswith(b"3000 fields, ")
+
+
 async def test_a_failed_message_is_not_recorded_as_completed(client: StreamClient, raw: redis.Redis) -> None:
     queue = make_queue(client, enable_completed_queue=True, max_delivery_count=1)
     await queue.publish("hello")

@@ -224,3 +224,19 @@ async def test_pending_details_are_two_questions_however_many_wait(
     assert len(trips) == 2
     assert [entry.id for entry in entries if entry.retry_at_ms is not None] == [held[7]]
     assert entries[7].retry_at_ms == 1_794_700_800_123
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_names_of_others_that_are_not_utf_8_break_nothing(
+    client: StreamClient, raw: redis.Redis, group: ConsumerGroup
+) -> None:
+    await publish(client, range(2))
+    raw.xgroup_create(STREAM, b"\xfe", "0")
+    raw.execute_command("XREADGROUP", "GROUP", GROUP, b"\xff", "COUNT", 1, "STREAMS", STREAM, ">")
+    raw.xgroup_createconsumer(STREAM, GROUP, b"idle \xff")
+    assert (await group.lag()).count == 1
+    assert {consumer.name for consumer in (await group.stats()).consumers} == {"\ufffd", "idle \ufffd"}
+    assert [entry.consumer for entry in await group.pending_details()] == ["\ufffd"]
+    assert (await group.health_check())["healthy"]
+    await eventually(lambda: all(info["idle"] > 1 for info in raw.xinfo_consumers(STREAM, GROUP)))
+    assert await group.remove_dead_consumers(1) == ["idle \ufffd"]

@@ -6,10 +6,12 @@ import pytest
 import redis
 
 from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage
+from penstock.delivery.group_commands import GroupCommands
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.aio import Event, eventually, pause, wait_for
+from tests.helpers.commandstats import calls
 from tests.streams.stage import (
     DEAD_LETTERS,
     GROUP,
@@ -249,3 +251,42 @@ async def test_max_claim_passes_bounds_the_work_of_one_recovery(client: StreamCl
     report = await consumer.run_once()
     await consumer.close()
     assert report.reclaimed == 100
+
+
+# --- messages that wait hide others ---------------------------------------------------------------
+
+
+async def test_thousands_that_wait_for_their_retry_do_not_hide_what_a_dead_consumer_had_in_hand(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    # A lease of a millisecond, which has run out by the second look at the latest.
+    await publish(client, range(6_000))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    held = read_as(raw, "dead", 6_000)
+    raw.zadd(client.keys(STREAM).retries(GROUP), dict.fromkeys(held[:-1], 1e15))
+    commands = GroupCommands(client, client.keys(STREAM), GROUP, "living", DEAD_LETTERS)
+    page, cursor, found = 1, "-", list[str]()
+
+    async def look() -> bool:
+        nonlocal cursor
+        cursor, claims, _ = await commands.recover(1, 16, cursor, page)
+        found.extend(claim.id for claim in claims)
+        return bool(claims)
+
+    await eventually(look)
+    assert found == held[-1:]
+    before = calls(raw, "xpending")
+    assert not await look()
+    assert calls(raw, "xpending") == before + 1, "what waits is passed over once, and then only a page is looked at"
+
+    await publish(client, ["again"])
+    [late] = read_as(raw, "dead")  # it was not dead
+    raw.xclaim(STREAM, GROUP, "dead", 0, [late], idle=LEASE_MS, justid=True)
+    cursor = " ".join([cursor.partition(" ")[0], *(_seen_long_ago(word) for word in cursor.split(" ")[1:])])
+    await eventually(look)
+    assert found == [held[-1], late]
+
+
+def _seen_long_ago(word: str) -> str:
+    mark, seen_ms, place = word.split(":")
+    return f"{mark}:{int(seen_ms) - LEASE_MS}:{place}"

@@ -102,6 +102,22 @@ def test_an_entry_with_thousands_of_fields_is_dead_lettered_too(client: StreamCl
     assert pending_ids(raw) == []
 
 
+@pytest.mark.usefixtures("default_server")
+def test_an_entry_whose_deduplication_key_is_no_text_is_dead_lettered_and_the_key_stays(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    # A producer may write both.
+    key = f"{{{STREAM}}}:dedup:x"
+    raw.xadd(key, {"a": "b"})
+    raw.xadd(STREAM, {"data": "{not json", "dedup_key": "x"})
+    raw.xadd(STREAM, {"data": "1", "dedup_key": "x"})
+    consumer = StreamConsumer(client, STREAM, quick(max_deliveries=1), Recorder(fail))
+    with running(consumer):
+        eventually(lambda: consumer.metrics().total_dlq == 2)
+    assert sorted(letter["data"] for letter in dead_letters(raw)) == [b"1", b"{not json"]
+    assert (pending_ids(raw), raw.xlen(key)) == ([], 1)
+
+
 class Forgetful(RetryLater):
     """A mistake that is easily made: the delay of the parent is not set."""
 

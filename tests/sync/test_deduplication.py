@@ -77,5 +77,27 @@ def test_a_duplicate_is_recognised_even_when_the_stream_is_full(client: StreamCl
     assert producer.push({"n": 1}, dedup_key="order-1") == first
 
 
+# --- keys that hold something else ----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize("text", [None, "1-2..3-4", "1-2 3-4", b"\xff"])
+def test_a_key_that_holds_something_else_lets_a_message_in_and_no_neighbour_fails(
+    client: StreamClient, raw: redis.Redis, text: str | bytes | None
+) -> None:
+    producer = StreamProducer(client, STREAM)
+    for key in ("alone", "together"):
+        if text is None:
+            raw.xadd(f"{{{STREAM}}}:dedup:{key}", {"a": "b"})
+        else:
+            raw.set(f"{{{STREAM}}}:dedup:{key}", text)
+    alone = producer.push(0, dedup_key="alone")
+    pushes = [start(producer.push, n, dedup_key="together" if n == 2 else None) for n in range(1, 5)]
+    ids = [alone, *outcomes(pushes)]
+    assert [entry_id.decode() for entry_id, _ in raw.xrange(STREAM)] == ids
+    assert producer.push(0, dedup_key="alone") == alone
+    assert producer.push(2, dedup_key="together") == ids[2]
+
+
 def _numbers(entry_id: str) -> tuple[int, ...]:
     return tuple(int(part) for part in entry_id.split("-"))

@@ -217,3 +217,19 @@ def test_pending_details_are_two_questions_however_many_wait(
     assert len(trips) == 2
     assert [entry.id for entry in entries if entry.retry_at_ms is not None] == [held[7]]
     assert entries[7].retry_at_ms == 1_794_700_800_123
+
+
+@pytest.mark.usefixtures("default_server")
+def test_names_of_others_that_are_not_utf_8_break_nothing(
+    client: StreamClient, raw: redis.Redis, group: ConsumerGroup
+) -> None:
+    publish(client, range(2))
+    raw.xgroup_create(STREAM, b"\xfe", "0")
+    raw.execute_command("XREADGROUP", "GROUP", GROUP, b"\xff", "COUNT", 1, "STREAMS", STREAM, ">")
+    raw.xgroup_createconsumer(STREAM, GROUP, b"idle \xff")
+    assert (group.lag()).count == 1
+    assert {consumer.name for consumer in (group.stats()).consumers} == {"\ufffd", "idle \ufffd"}
+    assert [entry.consumer for entry in group.pending_details()] == ["\ufffd"]
+    assert (group.health_check())["healthy"]
+    eventually(lambda: all(info["idle"] > 1 for info in raw.xinfo_consumers(STREAM, GROUP)))
+    assert group.remove_dead_consumers(1) == ["idle \ufffd"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -221,3 +222,28 @@ def test_restoring_looks_at_what_is_pending_again_however_much_was_waiting(
     assert pending_ids(raw) == [first, second]
     assert raw.zrange(keys.retries(GROUP), 0, -1, withscores=True) == [(first.encode(), 10**13)]
     assert raw.hgetall(keys.attempts(GROUP)) == {second.encode(): b"3"}
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_group_that_the_server_refuses_to_create_is_tried_again_after_growing_pauses(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[int] = []
+
+    def pause_s(failures: int, _: object) -> float:
+        pauses.append(failures)
+        return 0.01
+
+    publish(client, range(10))
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    monkeypatch.setattr(sys.modules[StreamConsumer.__module__], "pause_s", pause_s)
+    with running(consumer):
+        eventually(lambda: consumer.metrics().total_acked == 10)
+        raw.config_set("maxmemory", 1)
+        destroy_group(raw)
+        eventually(lambda: max(pauses, default=0) >= 5)
+        raw.config_set("maxmemory", 0)
+        publish(client, range(10))
+        eventually(lambda: consumer.metrics().total_acked == 20)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) < 5, "an outage is reported once a minute"

@@ -9,7 +9,9 @@ import redis
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from penstock.sync import DeadLetters, StreamClient, StreamConsumer, StreamMessage
+from penstock.sync.delivery.group_commands import GroupCommands
 from tests.helpers.ageing import LEASE_MS, Ageing
+from tests.helpers.commandstats import calls
 from tests.helpers.threads import Event, eventually, pause, wait_for
 from tests.sync.stage import (
     DEAD_LETTERS,
@@ -250,3 +252,42 @@ def test_max_claim_passes_bounds_the_work_of_one_recovery(client: StreamClient, 
     report = consumer.run_once()
     consumer.close()
     assert report.reclaimed == 100
+
+
+# --- messages that wait hide others ---------------------------------------------------------------
+
+
+def test_thousands_that_wait_for_their_retry_do_not_hide_what_a_dead_consumer_had_in_hand(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    # A lease of a millisecond, which has run out by the second look at the latest.
+    publish(client, range(6_000))
+    raw.xgroup_create(STREAM, GROUP, "0")
+    held = read_as(raw, "dead", 6_000)
+    raw.zadd(client.keys(STREAM).retries(GROUP), dict.fromkeys(held[:-1], 1e15))
+    commands = GroupCommands(client, client.keys(STREAM), GROUP, "living", DEAD_LETTERS)
+    page, cursor, found = 1, "-", list[str]()
+
+    def look() -> bool:
+        nonlocal cursor
+        cursor, claims, _ = commands.recover(1, 16, cursor, page)
+        found.extend(claim.id for claim in claims)
+        return bool(claims)
+
+    eventually(look)
+    assert found == held[-1:]
+    before = calls(raw, "xpending")
+    assert not look()
+    assert calls(raw, "xpending") == before + 1, "what waits is passed over once, and then only a page is looked at"
+
+    publish(client, ["again"])
+    [late] = read_as(raw, "dead")  # it was not dead
+    raw.xclaim(STREAM, GROUP, "dead", 0, [late], idle=LEASE_MS, justid=True)
+    cursor = " ".join([cursor.partition(" ")[0], *(_seen_long_ago(word) for word in cursor.split(" ")[1:])])
+    eventually(look)
+    assert found == [held[-1], late]
+
+
+def _seen_long_ago(word: str) -> str:
+    mark, seen_ms, place = word.split(":")
+    return f"{mark}:{int(seen_ms) - LEASE_MS}:{place}"

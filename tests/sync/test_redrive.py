@@ -263,3 +263,14 @@ def test_a_record_with_the_last_of_all_ids_is_the_end(client: StreamClient, raw:
     letters = DeadLetters(client, STREAM)
     assert len(letters.list(500)) == 16
     assert len(letters.redrive()) == 16
+
+
+@pytest.mark.usefixtures("default_server")
+def test_no_script_purges_more_than_a_few_large_records(client: StreamClient, raw: redis.Redis) -> None:
+    for _ in range(40):
+        raw.xadd(DEAD_LETTERS, {"data": "x" * 300_000})
+    raw.xadd(DEAD_LETTERS, {"data": "the greatest id of all"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    before = calls(raw, "evalsha") + calls(raw, "eval")
+    assert DeadLetters(client, STREAM).purge() == 41
+    assert raw.xlen(DEAD_LETTERS) == 0
+    assert calls(raw, "evalsha") + calls(raw, "eval") - before >= 3

@@ -109,7 +109,7 @@ async def test_replies_that_are_seen_too_late_take_no_more_tasks_than_were_asked
     async def run_late(name: str, *args: Any) -> Any:
         reply = await run(name, *args)
         if name == "tasks/take":
-            await pause(0.1)
+            await pause(0.1)  # stands for a slow network: many renewals fall into it
         return reply
 
     tasks = [Task(kind="render") for _ in range(10)]

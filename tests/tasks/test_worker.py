@@ -29,6 +29,7 @@ from penstock.task import Result, Status, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, TaskQueue, Worker
 from penstock.tasks.task_reader import TaskReader
 from tests.helpers import threads
+from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.aio import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.tasks.stage import MemoryBackend, quick, running
 
@@ -91,7 +92,7 @@ async def test_an_idle_worker_wakes_up_a_few_times_a_second(
 
     monkeypatch.setattr(Flag, "wait", counted)
     async with running(quick(queue, handlers)):
-        await pause(1.0)
+        await pause(1.0)  # nothing may happen, and nothing says when it would
         assert len(waits) < 15, waits
 
 
@@ -658,7 +659,9 @@ async def test_a_worker_leaves_when_its_time_is_up(queue: TaskQueue, redis_url: 
     assert report.reason == "uptime"
 
 
-async def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQueue, redis_url: str) -> None:
+async def test_tasks_of_a_worker_that_vanished_are_done_by_another(
+    queue: TaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
     handlers = Handlers()
 
     @handlers.task("work")
@@ -673,9 +676,11 @@ async def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQu
             await queue.requeue_orphans(0, 100) == 20
         )  # what somebody holds for long is no orphan while a worker runs
     else:
+        assert isinstance(queue, RedisTaskQueue)
         async with RedisTaskQueue(redis_url) as vanished:
             assert len(await vanished.pop_many(20)) == 20
-    async with running(quick(queue, handlers, idle_ms=200)):
+        Ageing(raw, queue.keys.tasks().stream, queue.group).expire()
+    async with running(quick(queue, handlers, idle_ms=LEASE_MS)):
         assert [(await result_of(queue, task)).data for task in tasks] == [2] * 20
 
 

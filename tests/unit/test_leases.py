@@ -193,6 +193,55 @@ def test_who_is_told_of_a_loss_may_take_any_time_and_is_told_once(server: Server
     assert told == [["1-0"]]
 
 
+# --- no more threads ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        yield patch
+
+
+def test_leases_that_no_thread_could_renew_are_renewed_once_one_can_be_started(
+    server: Server, keep: Any, threads: Any, no_more_threads: pytest.MonkeyPatch
+) -> None:
+    leases = Steps("a")
+    with pytest.raises(RuntimeError, match="new thread"):
+        leases.start()
+    leases.stop()
+    no_more_threads.undo()
+    keep(Steps("b"))
+    eventually(lambda: server.count("b"))
+    keep(leases)
+    eventually(lambda: server.count("a"))
+    assert threads() == 1
+
+
+def test_a_loss_that_no_thread_could_report_is_reported_later(
+    server: Server, keep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    refused: list[str] = []
+    start = threading.Thread.start
+
+    def start_at_the_third_try(thread: threading.Thread) -> None:
+        if thread.name == "penstock-lease-told" and len(refused) < 2:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_at_the_third_try)
+    server.answers["orders"] = lambda _: [[b"1-0"], []]
+    keep(of_stream({KEYS: ["1-0", "2-0"]}, lambda _, ids: told.append(ids)))
+    eventually(lambda: told)
+    assert told[0] == ["1-0"]
+    assert len(refused) == 2
+
+
 # --- the end --------------------------------------------------------------------------------------
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from penstock.errors import ServerError
+from penstock.redis.master_watch import MasterWatch
 from penstock.redis.settings import ConnectionSettings
-from penstock.redis.topology import Answer, ClusterNodes, Masters, newest, slot_of
+from penstock.redis.topology import Answer, ClusterNodes, Masters, directory_of, newest, slot_of
 
 A, B, C = (Masters(((0, 16_383, (name, 1)),)) for name in "abc")
 
@@ -62,3 +65,23 @@ def test_slots_that_nobody_serves_have_no_master() -> None:
     ranges = ((10, 20, ("a", 1)), (30, 40, ("b", 1)))
     assert Masters(ranges).of("b") is None
     assert Masters(()).of("b") is None
+
+
+def test_a_watch_that_could_not_start_its_threads_starts_them_at_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[threading.Thread] = []
+
+    def start(thread: threading.Thread) -> None:
+        if len(started) == 1:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    settings = ConnectionSettings(kind="sentinel", hosts=(("a", 1), ("b", 1), ("c", 1)), service_name="main")
+    directory = directory_of(settings)
+    assert directory is not None
+    watch = MasterWatch(directory)
+    with pytest.raises(RuntimeError), watch.notifying(lambda: None):
+        pass
+    started += [threading.Thread()]
+    assert not watch.ask().done()
+    assert len(started) == 2 + directory.askers

@@ -12,6 +12,7 @@ from penstock import dead_letter_record, envelope
 from penstock import ids as stream_ids
 from penstock.dead_letter_record import Record
 from penstock.delivery.decoding import Rejected
+from penstock.delivery.janitor import trim_all
 from penstock.errors import NOT_OF_ONE_MESSAGE, OutOfMemory, text_of
 from penstock.events import Emit, EventName
 from penstock.keys import check_dead_letters
@@ -227,7 +228,7 @@ class DeadLetterStream(ABC, Generic[Letter]):
     async def purge(self, ids: Sequence[str] | None = None) -> int:
         """Delete dead letters for good, all or the given ones; return how many."""
         if ids is None:
-            return int(await self._client.call(self._key, "XTRIM", self._key, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
+            return await trim_all(self._client, self._key)
         check_list("ids", ids, "write ['17-0'] for a single one")
         gone, wanted = 0, [*ids]
         for start in range(0, len(wanted), _PAGE):

@@ -170,9 +170,15 @@ class StreamLeases(Renewable):
         held = set(self._in_flight().get(keys, ()))  # messages that were settled meanwhile are not lost
         found = [item for item in map(bytes.decode, refused) if item in held]
         lost = [item for item in found if (keys.stream, item) not in self._told]
-        self._told.update((keys.stream, item) for item in lost)
-        if lost:
+        if not lost:
+            return
+        being_told = [(keys.stream, item) for item in lost]
+        self._told.update(being_told)
+        try:
             tell(self._tell, keys, lost)
+        except RuntimeError as error:  # no more threads: the next renewal finds them again
+            self._told.difference_update(being_told)
+            self._logger.warning("cannot report lost leases of %s: %s", keys.stream, error)
 
     def _tell(self, keys: StreamKeys, lost: list[str]) -> None:
         try:
@@ -229,15 +235,14 @@ class LeaseThread:
         return renewable in self._renewables
 
     def add(self, renewable: Renewable) -> None:
-        """Renew it when it is due."""
+        """Renew it when it is due; raise RuntimeError, and register nothing, if no thread can be started."""
         with self.changed:
-            self._renewables.add(renewable)
             if self._thread is None:
-                self._runner = ScriptRunner(self.settings)
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._runner,), name="penstock-leases", daemon=True
-                )
-                self._thread.start()
+                runner = ScriptRunner(self.settings)
+                thread = threading.Thread(target=self._run, args=(runner,), name="penstock-leases", daemon=True)
+                thread.start()  # it waits for the lock
+                self._thread, self._runner = thread, runner
+            self._renewables.add(renewable)
             self.changed.notify_all()
 
     def remove(self, renewable: Renewable) -> None:

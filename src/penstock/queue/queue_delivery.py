@@ -125,7 +125,9 @@ class QueueDelivery(msgspec.Struct, eq=False):
         stream = client.keys(log).stream
         most = ("MAXLEN", max_length) if max_length else ()
         keys = [stream, self.consumer.keys.operation(secrets.token_hex(8))]
-        args = [OPERATION_TTL_S, "XADD", *most, "*", *self.fields, *self._log_record(error)]
+        kept, cut = dead_letter_record.kept_fields(self.fields)
+        marks = (dead_letter_record.CUT, cut) if cut else ()
+        args = [OPERATION_TTL_S, "XADD", *most, "*", *kept, *marks, *self._log_record(error)]
         try:
             await client.run("queue/once", keys, args, Repeat.IDEMPOTENT)
         except PenstockError as refusal:

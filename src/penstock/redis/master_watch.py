@@ -79,9 +79,9 @@ class MasterWatch:
     def ask(self) -> Future[Masters]:
         """Return the masters according to a poll that starts from now on."""
         with self._changed:
+            self._start()
             lookup = _Lookup(self._nodes())
             self._lookups.append(lookup)
-            self._start()
             self._changed.notify_all()
         return lookup.found
 
@@ -90,15 +90,15 @@ class MasterWatch:
         with self._changed:
             if host in self._replaced:
                 raise MasterReplaced(host)
-            self._abortables.append((host, weakref.ref(tied)))
             self._start()
+            self._abortables.append((host, weakref.ref(tied)))
 
     @contextmanager
     def notifying(self, tell: Callable[[], None]) -> Iterator[bool]:
         """Call a function, from another thread, when the masters change; yield whether they changed a moment ago."""
         with self._changed:
-            self._waiting.append(tell)
             self._start()
+            self._waiting.append(tell)
             has_just_changed = time.monotonic() < self._changed_s + _RECENT_S
         try:
             yield has_just_changed
@@ -110,11 +110,16 @@ class MasterWatch:
         return {*self.directory.settings.hosts, *(self._known.nodes if self._known is not None else ())}
 
     def _start(self) -> None:
+        # Called before anything is registered, with the lock held, for which the threads wait.
         if self._is_running:
             return
         self._is_running, self._run = True, self._run + 1
-        for _ in range(self.directory.askers):
-            threading.Thread(target=self._poll, args=(self._run,), name="penstock-masters", daemon=True).start()
+        try:
+            for _ in range(self.directory.askers):
+                threading.Thread(target=self._poll, args=(self._run,), name="penstock-masters", daemon=True).start()
+        except RuntimeError:  # no more threads: the next call tries again
+            self._end()
+            raise
 
     def _poll(self, run: int) -> None:
         node: Host | None = None

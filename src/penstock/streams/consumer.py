@@ -260,7 +260,7 @@ class StreamConsumer:
             except GroupLost:
                 if self._is_over():
                     return None
-                await self._restore_group()
+                failures += not await self._restore_group()
             except ConsumerNameTaken:
                 self._set_fenced()
                 raise
@@ -272,7 +272,8 @@ class StreamConsumer:
             if failures:
                 await self._stopping.wait(pause_s(failures, self._chance))
 
-    async def _restore_group(self) -> None:
+    async def _restore_group(self) -> bool:
+        # Returns False if the server refuses that for now.
         try:
             position = await self._group.restore(self.worker_name)
             if position is not None:
@@ -284,8 +285,11 @@ class StreamConsumer:
                 )
                 self._emit(EventName.GROUP_LOST, position=position)
         except TransientError as error:
-            logger.warning("consumer %s of %s/%s: %s", self.worker_name, self.stream, self.config.group, error)
-        self._reader.must_sweep()
+            self._outage.failed(error)
+            return False
+        finally:
+            self._reader.must_sweep()
+        return True
 
     # --- winding up ---------------------------------------------------------------------------------
 

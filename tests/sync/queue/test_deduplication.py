@@ -221,3 +221,18 @@ def test_a_message_frees_only_the_key_that_is_its_own(client: StreamClient, raw:
     fail(queue, FatalError("the first of the two"))
     assert len(markers(raw)) == 1, "the key belongs to the second message"
     assert lasting.publish("hello") is False
+
+
+def test_a_key_that_is_no_text_keeps_nobody_from_dropping_or_giving_up_its_message(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    queue = make_queue(client, max_pending_length=2, pending_overload_policy="drop_oldest")
+    for text in ("a", "b", "c"):
+        assert queue.publish(text) is True
+        raw.delete(*markers(raw))
+        for name in "abc":
+            raw.sadd(queue.key.deduplication(sha256(name)), "no text")
+    assert payloads(raw) == [b"b", b"c"]
+    fail(queue, FatalError("cannot be done"))
+    fail(make_queue(client, message_visibility_timeout_seconds=None))
+    assert (payloads(raw), len(markers(raw))) == ([], 3)

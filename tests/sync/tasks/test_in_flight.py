@@ -110,7 +110,7 @@ def test_replies_that_are_seen_too_late_take_no_more_tasks_than_were_asked_for(
     def run_late(name: str, *args: Any) -> Any:
         reply = run(name, *args)
         if name == "tasks/take":
-            pause(0.1)
+            pause(0.1)  # stands for a slow network: many renewals fall into it
         return reply
 
     tasks = [Task(kind="render") for _ in range(10)]

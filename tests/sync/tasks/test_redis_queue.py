@@ -402,6 +402,23 @@ def test_no_script_reads_more_than_a_few_large_tasks_to_free_them(
     assert calls(raw, "evalsha") + calls(raw, "eval") - before >= 10
 
 
+def test_thousands_that_wait_do_not_hide_what_a_dead_worker_had_in_hand(
+    queue: RedisTaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
+    with RedisTaskQueue(redis_url, "jobs") as dead:
+        dead.enqueue_many([Task(kind="render") for _ in range(6_000)])
+        while len(raw.xpending_range("jobs.tasks", "jobs", "-", "+", 6_000)) < 6_000:
+            dead.pop_many(1_000)
+    held = [row[0] for row in raw.xrange("jobs.tasks")]
+    raw.zadd(queue.keys.tasks().retries("jobs"), dict.fromkeys(held[:-1], 1e15))  # as a rate limit leaves them
+    idle_ms = 5
+    eventually(lambda: all(row["idle"] >= idle_ms for row in raw.xinfo_consumers("jobs.tasks", "jobs")))
+    assert queue.requeue_orphans(idle_ms, 10) == 1
+    [task] = queue.pop_many(10)
+    assert raw.xpending_range("jobs.tasks", "jobs", held[-1], held[-1], 1)[0]["consumer"] == queue.consumer.encode()
+    assert task.attempts == 2
+
+
 # --- outages --------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from penstock.sync.tasks import Handlers, RedisTaskQueue, Retry, StubQueue, Task
 from penstock.sync.tasks.task_reader import TaskReader
 from penstock.task import Result, Status, Task
 from tests.helpers import threads
+from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.helpers.threads import DEADLINE_S, Event, eventually, join, pause, start, wait_for
 from tests.sync.tasks.stage import MemoryBackend, quick, running
 
@@ -92,7 +93,7 @@ def test_an_idle_worker_wakes_up_a_few_times_a_second(
 
     monkeypatch.setattr(Flag, "wait", counted)
     with running(quick(queue, handlers)):
-        pause(1.0)
+        pause(1.0)  # nothing may happen, and nothing says when it would
         assert len(waits) < 15, waits
 
 
@@ -657,7 +658,9 @@ def test_a_worker_leaves_when_its_time_is_up(queue: TaskQueue, redis_url: str) -
     assert report.reason == "uptime"
 
 
-def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQueue, redis_url: str) -> None:
+def test_tasks_of_a_worker_that_vanished_are_done_by_another(
+    queue: TaskQueue, redis_url: str, raw: redis.Redis
+) -> None:
     handlers = Handlers()
 
     @handlers.task("work")
@@ -670,9 +673,11 @@ def test_tasks_of_a_worker_that_vanished_are_done_by_another(queue: TaskQueue, r
         assert len(queue.pop_many(20)) == 20
         assert queue.requeue_orphans(0, 100) == 20  # what somebody holds for long is no orphan while a worker runs
     else:
+        assert isinstance(queue, RedisTaskQueue)
         with RedisTaskQueue(redis_url) as vanished:
             assert len(vanished.pop_many(20)) == 20
-    with running(quick(queue, handlers, idle_ms=200)):
+        Ageing(raw, queue.keys.tasks().stream, queue.group).expire()
+    with running(quick(queue, handlers, idle_ms=LEASE_MS)):
         assert [(result_of(queue, task)).data for task in tasks] == [2] * 20
 
 

@@ -21,6 +21,7 @@ from penstock.policy import DelaysById, Reason
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.threads import comes_from_outside
 from penstock.sync.delivery.decoding import Rejected
+from penstock.sync.delivery.janitor import trim_all
 from penstock.sync.redis.client import StreamClient, check_client
 from penstock.sync.redis.reading import pages
 from penstock.type_checks import check_list
@@ -228,7 +229,7 @@ class DeadLetterStream(ABC, Generic[Letter]):
     def purge(self, ids: Sequence[str] | None = None) -> int:
         """Delete dead letters for good, all or the given ones; return how many."""
         if ids is None:
-            return int(self._client.call(self._key, "XTRIM", self._key, "MAXLEN", 0, repeat=Repeat.IDEMPOTENT))
+            return trim_all(self._client, self._key)
         check_list("ids", ids, "write ['17-0'] for a single one")
         gone, wanted = 0, [*ids]
         for start in range(0, len(wanted), _PAGE):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import ids
+from penstock.envelope import text
 from penstock.errors import GroupLost
 from penstock.keys import check_dead_letters, check_name
 from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
@@ -61,7 +62,7 @@ class ConsumerGroup:
     def _info(self) -> dict[str, Any]:
         for info in self._client.call(self._keys.stream, "XINFO", "GROUPS", self._keys.stream):
             found = _pairs(info)
-            if found["name"].decode() == self.group:
+            if found["name"] == self.group.encode():
                 return found
         raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
 
@@ -119,7 +120,7 @@ class ConsumerGroup:
         """Return the consumers that the server knows."""
         stream = self._keys.stream
         found = [_pairs(row) for row in self._client.call(stream, "XINFO", "CONSUMERS", stream, self.group)]
-        return [ConsumerInfo(row["name"].decode(), int(row["pending"]), int(row["idle"])) for row in found]
+        return [ConsumerInfo(text(row["name"]), int(row["pending"]), int(row["idle"])) for row in found]
 
     def pending_details(self, count: int = 100) -> list[PendingEntry]:
         """Return the oldest pending messages; `retry_at_ms` is when a failed one is retried."""
@@ -130,7 +131,7 @@ class ConsumerGroup:
         scores = self._client.call(stream, "ZMSCORE", self._keys.retries(self.group), *(row[0] for row in rows))
         return [
             PendingEntry(
-                row[0].decode(), row[1].decode(), int(row[2]), int(row[3]),
+                row[0].decode(), text(row[1]), int(row[2]), int(row[3]),
                 retry_at_ms=None if score is None else int(float(score)),
             )
             for row, score in zip(rows, scores, strict=True)
@@ -161,7 +162,7 @@ class ConsumerGroup:
         """Remove consumers that hold no messages and have been idle for `idle_ms`; return their names."""
         args: list[str | int] = [self.group, except_for, idle_ms]
         reply: Reply = self._client.run("streams/remove_consumers", [self._keys.stream], args, Repeat.IDEMPOTENT)
-        return [name.decode() for name in reply]
+        return [text(name) for name in reply]
 
     def trim(self, keep: int) -> int:
         """Trim entries that every group has finished, but keep the newest `keep`; return how many were trimmed."""

@@ -28,6 +28,7 @@ from penstock.sync.redis.client import StreamClient
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
 _TRIES = 3
+_MOST_LOOKS = 100  # at two thousand messages each
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +214,19 @@ class GroupCommands:
     def recover(
         self, lease_ms: int, limit: int, cursor: str, page: int, waits: bool = True
     ) -> tuple[str, list[Redelivery], list[str]]:
-        """Take messages whose lease has expired; also return the cursor of the next call."""
-        args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
-        following, claims, missing = self._client.run("streams/recover", self._claim_keys, args, Repeat.ONCE, waits)
-        return following.decode(), _claims(claims), _texts(missing)
+        """Take messages whose lease has expired; also return the cursor of the next call.
+
+        Passes over what silent consumers left waiting for a retry, in at most _MOST_LOOKS calls.
+        """
+        for looks_left in reversed(range(_MOST_LOOKS)):
+            args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
+            following, claims, missing, is_more = self._client.run(
+                "streams/recover", self._claim_keys, args, Repeat.ONCE, waits
+            )
+            cursor = following.decode()
+            if claims or missing or not (is_more and looks_left):
+                return cursor, _claims(claims), _texts(missing)
+        raise AssertionError("the last look returns")
 
     def own_pending(self) -> Iterator[list[str]]:
         """Yield pages of the ids that are pending with this consumer; the first one may be empty."""

@@ -147,6 +147,18 @@ def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
     return trimmed
 
 
+def trim_all(client: StreamClient, stream: str) -> int:
+    """Delete everything that is in a stream now, whether a group needs it or not; return how much that was."""
+    newest = client.call(stream, "XREVRANGE", stream, "+", "-", "COUNT", 1)
+    if not newest:
+        return 0
+    last, trimmed, step = newest[0][0], 0, 1
+    while step:
+        step = int(client.run("streams/trim", [stream], [_ALL, last], Repeat.IDEMPOTENT))
+        trimmed += step
+    return trimmed + int(client.call(stream, "XDEL", stream, last, repeat=Repeat.IDEMPOTENT))
+
+
 def _excess(client: StreamClient, stream: str, keep: int) -> tuple[int, bool]:
     # Returns how many finished entries to trim, and whether that is all of them: a long history is counted in parts.
     if keep == 0:

@@ -261,7 +261,7 @@ class StreamConsumer:
             except GroupLost:
                 if self._is_over():
                     return None
-                self._restore_group()
+                failures += not self._restore_group()
             except ConsumerNameTaken:
                 self._set_fenced()
                 raise
@@ -273,7 +273,8 @@ class StreamConsumer:
             if failures:
                 self._stopping.wait(pause_s(failures, self._chance))
 
-    def _restore_group(self) -> None:
+    def _restore_group(self) -> bool:
+        # Returns False if the server refuses that for now.
         try:
             position = self._group.restore(self.worker_name)
             if position is not None:
@@ -285,8 +286,11 @@ class StreamConsumer:
                 )
                 self._emit(EventName.GROUP_LOST, position=position)
         except TransientError as error:
-            logger.warning("consumer %s of %s/%s: %s", self.worker_name, self.stream, self.config.group, error)
-        self._reader.must_sweep()
+            self._outage.failed(error)
+            return False
+        finally:
+            self._reader.must_sweep()
+        return True
 
     # --- winding up ---------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@
 -- Called twice: the second call gets the recorded answer. Else whoever lost a reply would drop the next ones as well.
 -- include: shared/ids.lua
 -- include: shared/group_info.lua
+-- include: shared/entry_of.lua
 local stream, key_index, dropped = KEYS[1], 3, {}
 local done = redis.call('GET', KEYS[2])
 if done then return done end
@@ -16,10 +17,11 @@ for i = 4, #ARGV, 2 do
   local id = ARGV[i]
   local key
   if ARGV[i + 1] == '1' then key, key_index = KEYS[key_index], key_index + 1 end
+  local published = key and entry_of(key)
   local may_drop = least == 0 or redis.call('XLEN', stream) >= least
   if may_drop and is_smaller(delivered, id) and redis.call('XDEL', stream, id) == 1 then
     dropped[#dropped + 1] = id
-    if key and redis.call('GET', key) == id then redis.call('DEL', key) end
+    if published == id then redis.call('DEL', key) end
   end
 end
 local answer = table.concat(dropped, ' ')

@@ -7,13 +7,14 @@
 -- A log that must be written comes before XACK, so that a message stays pending when the record is refused. One that need
 -- not comes after it: at the memory limit a script may write what it likes once XACK was allowed, and a full server drains.
 -- include: shared/discard.lua
+-- include: shared/entry_of.lua
 -- include: shared/kept_fields.lua
 local stream, group, id, log = KEYS[1], ARGV[1], ARGV[3], ARGV[4] ~= '0' and KEYS[3]
 local marker = KEYS[log and 4 or 3]
 local entry = redis.call('XPENDING', stream, group, id, id, 1)[1]
 if not entry then return 0 end
 if entry[2] ~= ARGV[2] then return -1 end
-local published = marker and redis.call('GET', marker) -- before the first write: the key may hold anything
+local published = marker and entry_of(marker)
 
 local record = log and function(call)
   local found = redis.call('XRANGE', stream, id, id)[1]

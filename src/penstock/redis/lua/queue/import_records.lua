@@ -5,13 +5,15 @@
 -- Returns: how many were moved; the others were not in the list any more.
 -- Called twice: the second call finds the values gone from the list and adds nothing.
 -- XADD before LREM: when the stream refuses, the value stays where it is.
+-- include: shared/entry_of.lua
 local moved, i, key = 0, 3, 3
 while i <= #ARGV do
   local value, size = ARGV[i], ARGV[i + 1]
   if redis.call('LPOS', KEYS[1], value, 'RANK', -1, 'MAXLEN', ARGV[1]) then
+    local published = KEYS[key] and entry_of(KEYS[key])
     redis.call('XADD', KEYS[2], '*', unpack(ARGV, i + 2, i + 1 + size))
     redis.call('LREM', KEYS[1], -1, value)
-    if KEYS[key] and redis.call('GET', KEYS[key]) == ARGV[2] then redis.call('DEL', KEYS[key]) end
+    if published == ARGV[2] then redis.call('DEL', KEYS[key]) end
     moved = moved + 1
   end
   key = key + 1

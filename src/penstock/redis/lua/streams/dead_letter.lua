@@ -8,10 +8,11 @@
 local stream, worker, group, id = KEYS[1], KEYS[5], ARGV[1], ARGV[4]
 -- include: streams/fence.lua
 -- include: shared/discard.lua
+-- include: shared/entry_of.lua
 local entry = redis.call('XPENDING', stream, group, id, id, 1)[1]
 if not entry then return 0 end
 if entry[2] ~= ARGV[2] then return -1 end
-local published = KEYS[6] and redis.call('GET', KEYS[6]) -- before the first write: the key may hold anything
+local published = KEYS[6] and entry_of(KEYS[6])
 local record = redis.call('XADD', KEYS[2], '*', unpack(ARGV, 6))
 redis.call('XACK', stream, group, id)
 redis.call('ZREM', KEYS[3], id)

@@ -8,6 +8,7 @@
 --       message that found the stream full. 'dropped first..last' stands for ids that follow each other.
 -- Called twice: a batch with the sequence number of the last one adds nothing and gets the recorded answers; an older
 --       batch (a late copy of something answered long ago) is refused with STALEBATCH. So a producer sends one batch at a time.
+-- include: shared/entry_of.lua
 local call = redis.call
 local stream, marker, sequence, max_len, count = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[5])
 
@@ -27,7 +28,7 @@ if count == 1 and (max_len == 0 or length < max_len) then
   if ARGV[6] == 'plain' then
     answer = call('XADD', stream, '*', 'data', ARGV[7], 'message_id', ARGV[8])
   else
-    earlier = key and call('GET', key)
+    earlier = key and entry_of(key)
     answer = earlier and '=' .. earlier or call('XADD', stream, '*', unpack(ARGV, 9))
     if key and not earlier then call('SET', key, answer, 'PX', ARGV[8]) end
   end
@@ -63,7 +64,7 @@ else
   local i, key_index = 7, 3
   for n = 1, count do
     local size, window = tonumber(ARGV[i]), ARGV[i + 1]
-    local earlier = window ~= '0' and call('GET', KEYS[key_index])
+    local earlier = window ~= '0' and entry_of(KEYS[key_index])
     if earlier then
       answers[n] = '=' .. earlier
     elseif room <= 0 then

@@ -4,8 +4,8 @@
 -- KEYS: 1 stream, 2 retries, 3 attempts, 4 suspects, 5 dead, 6 index, 7 unique, 8 counts, 9 results, 10 done, 11 awaited
 -- ARGV: 1 group, 2 minimum silence in ms, 3 how many at most, 4 cursor, 5 how many entries the slow sweep reads,
 --       6 how often a task may be retried, 7 now (ISO 8601)
--- Returns: {next cursor, how many are due now, {ids of the tasks that are dead}, 1 = there are more than one call can read
---       without blocking the server}
+-- Returns: {next cursor, how many are due now, {ids of the tasks that are dead}, 1 = there are more than one call can read, or pass
+--       over, without blocking the server}
 -- Called twice: the second call finds others.
 local call = redis.call
 local stream, retries, attempts, suspects, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -36,5 +36,5 @@ local function take(entry)
   freed = freed + 1
 end
 
-local cursor = each_silent(tonumber(ARGV[2]), nil, room, ARGV[4], tonumber(ARGV[5]), take)
-return {cursor, freed, gone, bytes >= ENOUGH and 1 or 0}
+local cursor, is_more = each_silent(tonumber(ARGV[2]), nil, room, ARGV[4], tonumber(ARGV[5]), take)
+return {cursor, freed, gone, (is_more or bytes >= ENOUGH) and 1 or 0}
