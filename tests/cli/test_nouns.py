@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 
+from penstock.cli import queue as queue_commands
 from penstock.cli.stream import lag_text, total_lag_text
 from penstock.cli.top import _table
 from penstock.dashboard.presentation import environment
@@ -93,6 +94,8 @@ def test_what_no_group_needs_is_trimmed(
     penstock("stream", "trim", "orders", code=1, text="n\n")
     assert as_json("stream", "trim", "orders", "--yes")["entries"] == 3
     assert raw.xlen("orders") == 2
+    penstock("group", "seek", "orders", "shop", ids[0].partition("-")[0], "--yes")
+    assert raw.xinfo_groups("orders")[0]["last-delivered-id"].decode() < ids[0], "a time is read from"
     penstock("group", "seek", "orders", "shop", "beginning", "--yes")
     assert as_json("group", "lag", "orders")["count"] == 2
 
@@ -189,7 +192,7 @@ def test_a_limit_holds_over_all_streams_of_dead_letters(as_json: AsJson, client:
     give_up(client, "orders", 3)
     give_up(client, "parcels", 3)
     assert as_json("dlq", "redrive", "--limit", "4", "--yes")["redriven"] == 4
-    assert as_json("dlq", "purge", "--limit", "1")["purged"] == 1
+    assert as_json("dlq", "purge", "--limit", "1", "--yes")["purged"] == 1
 
 
 def test_queues_of_messages_and_tasks_are_listed(
@@ -209,6 +212,21 @@ def test_queues_of_messages_and_tasks_are_listed(
     assert as_json("queue", "purge", "mails", "--dry-run")["purged"] == 1
     assert as_json("queue", "purge", "mails", "--yes")["purged"] == 1
     assert "no pending messages" in penstock("queue", "peek", "mails").stderr
+
+
+def test_only_what_was_counted_of_a_message_queue_is_purged(
+    penstock: Command, as_json: AsJson, client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mails = RedisMessageQueue("mails", client=client)
+    mails.publish({"to": "ada"})
+    monkeypatch.setattr(queue_commands, "confirm", lambda *_, **__: mails.publish({"to": "bob"}))
+    assert as_json("queue", "purge", "mails")["purged"] == 1
+    assert "bob" in as_json("queue", "peek", "mails")["payload"]
+    raw.xadd("orders", {"data": "{}"})
+    raw.xgroup_create("orders", "shop", "0")
+    for verb in ("purge", "stats", "peek"):
+        assert "'orders' is not a message queue" in penstock("queue", verb, "orders", code=2).stderr
+    assert raw.xlen("orders") == 1
 
 
 def test_no_verdict_leaves_a_stream_out(penstock: Command, as_json: AsJson, as_rows: Rows, raw: redis.Redis) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ import penstock.ops.dead_letters as dead_letters_module
 from penstock import DeadLetters, Protection, RedisMessageQueue, StreamClient, StreamProducer
 from penstock.errors import ConfigurationError, NotFound
 from penstock.ops import DeadLetterFilter, Inspector, StreamKind
+from penstock.ops.entries import EntryRange
 from penstock.ops.failures import fingerprint
 from penstock.serializers import MsgpackSerializer
 from penstock.tasks import RedisTaskQueue, Task
@@ -181,6 +184,7 @@ async def test_a_dry_run_changes_nothing(client: StreamClient, inspector: Inspec
     report = await inspector.dead_letters.redrive(STREAM, dry_run=True)
     assert (report.matched, report.redriven, report.is_dry_run) == (3, 0, True)
     assert await inspector.dead_letters.purge(STREAM, dry_run=True) == 3
+    assert await inspector.dead_letters.purge(STREAM, dry_run=True, limit=2) == 2
     assert await DeadLetters(client, STREAM).count() == 3
 
 
@@ -301,6 +305,25 @@ async def test_the_payload_of_a_task_is_edited(client: StreamClient, inspector: 
     task = await RedisTaskQueue(client, "jobs").pop()
     assert task is not None
     assert (task.id, task.payload) == (task_id, {"page": 8})
+
+
+async def test_records_chosen_by_their_ids_are_changed_without_reading_the_others(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(6):
+        raw.xadd(DEAD_LETTERS, {"data": "1", "dlq_reason": "fatal"}, id=f"{n + 1}000-0")
+    ranges, read = list[EntryRange](), dead_letters_module.read_entries
+
+    async def noted(client: StreamClient, key: str, wanted: EntryRange) -> Any:
+        ranges.append(wanted)
+        return await read(client, key, wanted)
+
+    monkeypatch.setattr(dead_letters_module, "read_entries", noted)
+    chosen = DeadLetterFilter(ids=frozenset({"3000-0", "4000-0"}))
+    assert await inspector.dead_letters.count(STREAM, chosen) == (2, True)
+    assert (await inspector.dead_letters.redrive(STREAM, replace(chosen, until_ms=3_000))).redriven == 1
+    assert await inspector.dead_letters.purge(STREAM, chosen) == 1
+    assert {(each.start, each.end) for each in ranges} == {("3000-0", "4000"), ("3000-0", "3000")}
 
 
 async def test_those_that_match_are_purged(client: StreamClient, inspector: Inspector) -> None:

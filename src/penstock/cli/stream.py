@@ -157,8 +157,8 @@ def peek(
 
 def _entry_id(inspector: Inspector, stream: str, given: str) -> str:
     """Return the id of the entry that is meant by an id, or by the beginning of one."""
-    ms, dash, sequence = given.partition("-")
-    if sequence and ids.is_id(given):
+    ms, dash, _ = given.partition("-")
+    if ids.is_id(given):
         with suppress(NotFound):
             return inspector.streams.entry(stream, given, max_value_bytes=1).id
     if not (ms.isascii() and ms.isdigit()):
