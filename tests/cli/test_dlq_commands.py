@@ -234,7 +234,7 @@ def test_an_editor_gets_the_whole_payload_or_none(
     penstock("dlq", "edit", large, "--yes")
     [(_, fields)] = queue.client.call("orders", "XRANGE", "orders", "-", "+")
     assert fields[fields.index(b"data") + 1] == whole
-    assert "cannot be edited" in penstock("dlq", "edit", blob, "--yes", code=2).stderr
+    assert "pass a new one with --payload" in penstock("dlq", "edit", blob, "--yes", code=2).stderr
     assert as_count(queue) == 1
 
 

@@ -42,6 +42,7 @@ from penstock.sync.ops import Inspector
 _FEW = 20  # whole dead letters that are in memory together
 _NAMED = 3  # streams that a question names
 _SHORT, _WHOLE = 2_048, 64 << 20  # bytes of a value
+_IRREPLACEABLE = {"protected", "pickle", "binary"}  # forms that no JSON can be written in
 _LETTERS: Columns = {
     "id": "id",
     "source": lambda each: each.source_stream or each.stream,
@@ -294,7 +295,8 @@ def _json(text: str) -> Any:
 def _edited(letter: DeadLetterInfo) -> Any:
     if not letter.is_editable:
         note = letter.payload.note or "JSON cannot represent all its values"
-        raise ConfigurationError(f"the payload of {letter.id} cannot be edited: {note}; pass a new one with --payload")
+        remedy = "" if letter.payload.form in _IRREPLACEABLE else "; pass a new one with --payload"
+        raise ConfigurationError(f"the payload of {letter.id} cannot be edited: {note}{remedy}")
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / "payload.json"

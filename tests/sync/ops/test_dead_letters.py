@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -293,6 +294,30 @@ def test_an_edited_payload_is_protected_again(redis_url: str) -> None:
         [letter] = (inspector.dead_letters.page(STREAM)).items
         new_id = inspector.dead_letters.redrive_edited(STREAM, letter.id, 8)
         assert (inspector.streams.entry(STREAM, new_id)).payload.value == 8
+
+
+@pytest.mark.parametrize(
+    ("form", "payload"),
+    [
+        ("protected", Protection("sign", {"one": b"k" * 32}).protect(b"1", STREAM, "")),
+        ("pickle", pickle.dumps({"order": 1})),
+        ("binary", b"\xff\xfe"),
+    ],
+    ids=["protected", "pickle", "binary"],
+)
+def test_a_value_replaces_no_payload_that_it_cannot_be_written_as(
+    inspector: Inspector, raw: redis.Redis, form: str, payload: bytes
+) -> None:
+    raw.xadd(DEAD_LETTERS, {"data": payload, "dlq_reason": "fatal"})
+    [letter] = (inspector.dead_letters.page(STREAM)).items
+    assert letter.payload.form == form
+    for value in ({"order": 2}, 2, None, "two"):
+        with pytest.raises(ConfigurationError, match=f"of form '{form}' can only be replaced by bytes"):
+            inspector.dead_letters.redrive_edited(STREAM, letter.id, value)
+    [(_, fields)] = raw.xrange(DEAD_LETTERS)
+    assert fields[b"data"] == payload
+    inspector.dead_letters.redrive_edited(STREAM, letter.id, b"2")
+    assert raw.xrange(STREAM)[0][1][b"data"] == b"2"
 
 
 def test_the_payload_of_a_task_is_edited(client: StreamClient, inspector: Inspector) -> None:
