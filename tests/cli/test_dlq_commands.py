@@ -108,6 +108,24 @@ def test_an_id_that_stands_for_several_records_is_none(
     assert as_count(queue) == 3
 
 
+@pytest.mark.usefixtures("default_server")
+def test_a_stream_that_dead_letters_are_returned_to_is_that_of_one_dead_letter_stream(
+    penstock: Command, as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue
+) -> None:
+    task = dead_letter()
+    for stream in ("graveyard", "orders_dlq"):
+        queue.client.call(stream, "XADD", stream, "*", "data", "1", "dlq_reason", "fatal")
+    assert "requires --queue" in penstock("dlq", "redrive", "--to", "parcels", "-y", code=2).stderr
+    assert not queue.client.call("parcels", "EXISTS", "parcels")
+    shown = penstock("dlq", "redrive", "-y")
+    assert "skipped graveyard" in shown.stderr
+    assert "`penstock dlq redrive --queue graveyard --to STREAM`" in shown.stderr
+    assert "redrove 2 dead letters" in shown.stdout
+    assert queue.pop() == in_first_run(task)
+    assert as_json("dlq", "redrive", "--queue", "graveyard", "--to", "parcels")["redriven"] == 1
+    assert queue.client.call("parcels", "XLEN", "parcels") == 1
+
+
 def test_a_dry_run_changes_nothing(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
     dead_letter(), dead_letter()
     assert as_json("queue", "dlq", "retry", "--dry-run")["redriven"] == 2

@@ -74,10 +74,9 @@ Cause = Annotated[
     str | None,
     typer.Option("--cause", help="Only those with this cause (the fingerprint that `dlq ls --causes` shows)."),
 ]
-To = Annotated[
-    str | None,
-    typer.Option(help="The stream to return them to, if it cannot be told from the name of the dead-letter stream."),
-]
+_TO = "The stream to return them to, if it cannot be told from the name of the dead-letter stream"
+To = Annotated[str | None, typer.Option(help=f"{_TO}.")]
+AllTo = Annotated[str | None, typer.Option(help=f"{_TO}; requires --queue.")]
 MaxRedrives = Annotated[int, typer.Option(min=1, help="Skip those that were already redriven this often.")]
 MaxLimit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many, oldest first.")]
 
@@ -229,14 +228,18 @@ def redrive(
     limit: MaxLimit = None,
     rate: Rate = None,
     max_redrives: MaxRedrives = 3,
-    to: To = None,
+    to: AllTo = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Return dead letters to where they came from; each moves in one atomic step."""
+    if to is not None and selection.of is None:
+        raise ConfigurationError(f"--to {to} requires --queue: the dead letters of all streams would go to {to!r}")
     with server.inspector() as inspector:
         choice, missing = _chosen(inspector, selection, ids)
+        if selection.of is None:
+            choice = _with_owner(inspector, choice)
         choice = _as_of_now(inspector, choice)
         redrive_all = partial(_redrive, inspector, choice, limit, to=to, per_second=rate, max_redrives=max_redrives)
         counts = redrive_all(dry_run=True)
@@ -251,6 +254,17 @@ def redrive(
             f"; skipped {counts['refused']:,}: redriven {max_redrives} times already, or the task is open or finished"
         )
     _tell({**counts, "dry_run": dry_run}, told, missing, as_json)
+
+
+def _with_owner(inspector: Inspector, choice: Choice) -> Choice:
+    owners = {each.stream: each.owner for each in inspector.dead_letters.streams()}
+    for stream in choice:
+        if not owners.get(stream):
+            hint = command_line("dlq redrive --queue", stream).rstrip("`") + " --to STREAM`"
+            print_error(
+                f"skipped {stream}, whose name does not tell which stream its dead letters belong to: use {hint}"
+            )
+    return {stream: matching for stream, matching in choice.items() if owners.get(stream)}
 
 
 def _redrive(inspector: Inspector, choice: Choice, limit: int | None, **options: Any) -> dict[str, int]:
