@@ -12,12 +12,15 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+import typer
 
 from penstock.cli import queue as queue_commands
+from penstock.cli import stream as stream_commands
 from penstock.cli.stream import lag_text, total_lag_text
 from penstock.cli.top import _table
 from penstock.dashboard.presentation import environment
@@ -78,6 +81,21 @@ def test_tail_prints_as_many_entries_as_asked_for_however_large(as_rows: Rows, r
     added = [raw.xadd("orders", {"data": "x" * size}).decode() for _ in range(5)]
     assert [row["id"] for row in as_rows("stream", "tail", "orders", "-n", "4", "--no-follow")] == added[1:]
     assert as_rows("stream", "tail", "orders", "-n", "0", "--no-follow") == []
+
+
+def test_tail_pauses_only_when_it_has_printed_everything(
+    as_rows: Rows, client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.xadd("orders", {"data": "{}"})
+    added: list[str] = []
+
+    def pause(_: float) -> None:
+        if added:
+            raise typer.Exit
+        added.extend(StreamProducer(client, "orders").push_many(range(450)))
+
+    monkeypatch.setattr(stream_commands, "time", SimpleNamespace(sleep=pause))
+    assert [row["id"] for row in as_rows("stream", "tail", "orders", "-n", "0")] == added
 
 
 def test_what_no_group_needs_is_trimmed(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import ids
-from penstock.cli.command import Server, command, group, listed, paged, the_one
+from penstock.cli.command import EVERYTHING, Server, command, group, listed, paged, the_one
 from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_fields, print_rows, say, span
 from penstock.errors import ConfigurationError, NotFound
@@ -205,10 +205,11 @@ def tail(
         last = last or (newest[0].id if newest else ids.ZERO)
         _print_lines(reversed(newest[:limit]), as_json)
         while follow:
-            for entry in inspector.streams.entries(stream, start=ids.after(last), newest_first=False, limit=100).items:
+            read = partial(inspector.streams.entries, stream, start=ids.after(last), newest_first=False)
+            for entry in paged(lambda count, cursor, read=read: read(limit=count, cursor=cursor), EVERYTHING):  # type: ignore[misc]
                 _print_lines(iter([entry]), as_json)
                 last = entry.id
-            time.sleep(_LOOK_S)
+            time.sleep(_LOOK_S)  # everything is printed that was there
 
 
 def _print_lines(entries: Iterator[Entry], as_json: bool) -> None:
