@@ -28,6 +28,7 @@ from penstock.model import Lag
 from penstock.ops.model import Totals
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.sync.ops import Inspector, Sampler
+from penstock.sync.ops.pending import PendingMessages
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
 from tests.faults.waiting import eventually
@@ -138,7 +139,7 @@ def test_a_policy_bounds_what_is_trimmed(as_json: AsJson, client: StreamClient, 
 
 
 def test_pending_messages_change_hands_by_the_beginning_of_their_ids(
-    penstock: Command, as_rows: Rows, as_json: AsJson, raw: redis.Redis
+    penstock: Command, as_rows: Rows, as_json: AsJson, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw.xgroup_create("orders", "shop", mkstream=True)
     for number in (1, 2, 33):
@@ -148,7 +149,16 @@ def test_pending_messages_change_hands_by_the_beginning_of_their_ids(
     assert as_rows("pending", "ls", "orders", "shop", "--idle", "1h") == []
     assert as_json("pending", "claim", "orders", "shop", "heir", "3", "--yes")["ids"] == ["33-1"]
     assert [row["id"] for row in as_rows("pending", "ls", "orders", "shop", "--consumer", "heir")] == ["33-1"]
+    counted: list[Any] = []
+    page = PendingMessages.page
+
+    def noted(self: PendingMessages, *args: Any, **options: Any) -> Any:
+        counted.extend((found := page(self, *args, **options)).items)
+        return found
+
+    monkeypatch.setattr(PendingMessages, "page", noted)
     assert as_json("pending", "retry", "orders", "shop", "1-1", "--dry-run")["ids"] == ["1-1"]
+    assert [each.id for each in counted] == ["1-1"], "the others are not read"
     assert as_json("pending", "retry", "orders", "shop", "1-1", "--yes")["ids"] == ["1-1"]
     penstock("pending", "claim", "orders", "shop", "heir", "7", "--yes", code=3)
 
