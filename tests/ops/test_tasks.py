@@ -55,8 +55,8 @@ async def test_tasks_are_listed_by_their_state(inspector: Inspector, queue: Redi
     assert (info.queued, info.running, info.waiting, info.scheduled, info.open) == (5, 2, 1, 5, 13)
     assert info.open_by_kind == {"a": 3, "b": 10}
     assert await inspector.tasks.names() == [QUEUE]
-    with pytest.raises(ConfigurationError, match="state='dead'"):
-        await inspector.tasks.tasks(QUEUE, TaskState.DEAD)
+    with pytest.raises(ConfigurationError, match="state='unknown'"):
+        await inspector.tasks.tasks(QUEUE, TaskState.UNKNOWN)
 
 
 async def test_the_numbers_of_many_queues_take_few_round_trips(

@@ -56,8 +56,8 @@ def test_tasks_are_listed_by_their_state(inspector: Inspector, queue: RedisTaskQ
     assert (info.queued, info.running, info.waiting, info.scheduled, info.open) == (5, 2, 1, 5, 13)
     assert info.open_by_kind == {"a": 3, "b": 10}
     assert inspector.tasks.names() == [QUEUE]
-    with pytest.raises(ConfigurationError, match="state='dead'"):
-        inspector.tasks.tasks(QUEUE, TaskState.DEAD)
+    with pytest.raises(ConfigurationError, match="state='unknown'"):
+        inspector.tasks.tasks(QUEUE, TaskState.UNKNOWN)
 
 
 def test_the_numbers_of_many_queues_take_few_round_trips(
