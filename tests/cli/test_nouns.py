@@ -24,6 +24,7 @@ from penstock.cli import stream as stream_commands
 from penstock.cli.stream import lag_text, total_lag_text
 from penstock.cli.top import _table
 from penstock.dashboard.presentation import environment
+from penstock.errors import PermissionDenied
 from penstock.model import Lag
 from penstock.ops.model import Totals
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage, StreamProducer
@@ -74,6 +75,21 @@ def test_messages_are_published_and_looked_at(penstock: Command, as_rows: Rows, 
     assert as_rows("stream", "ls", "--kind", "tasks") == []
     assert first in penstock("stream", "info", "orders").stdout
     assert "KiB" in penstock("stream", "info", "orders").stdout
+
+
+def test_lines_are_published_as_they_come_through_a_pipe(redis_url: str, raw: redis.Redis) -> None:
+    words = ["stream", "publish", "orders", "-", "--url", redis_url]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for n in range(2):
+            process.stdin.write(f'{{"n": {n}}}\n')
+            assert process.stdout.readline().strip() == raw.xrevrange("orders", count=1)[0][0].decode()
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert raw.xlen("orders") == 2
 
 
 @pytest.mark.usefixtures("default_server")
@@ -313,6 +329,19 @@ def test_top_prints_samples_with_rates(penstock: Command, as_rows: Rows, client:
     assert last["streams"]["orders"]["length"] == 1
     assert last["totals"]["streams"] == 1
     assert "orders" in penstock("top", "--every", "20ms").stdout
+
+
+@pytest.mark.parametrize("words", [("--json",), ()])
+def test_top_fails_if_no_sample_could_be_taken(
+    penstock: Command, client: StreamClient, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    StreamProducer(client, "orders").push({"n": 1})
+
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionDenied("no permission to look")
+
+    monkeypatch.setattr(Inspector, "overview", fail)
+    assert "no permission to look" in penstock("top", "--every", "20ms", "-n", "2", *words, code=1).stderr
 
 
 def test_top_leaves_out_a_stream_that_is_gone_in_the_middle_of_a_sample(client: StreamClient) -> None:

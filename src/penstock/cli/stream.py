@@ -239,12 +239,12 @@ def publish(
         raise ConfigurationError(
             "--dedup-key applies to a single message; of several lines, all but the first would be duplicates"
         )
-    messages = [_message(line) for line in (sys.stdin if payload == "-" else [payload]) if line.strip()]
+    messages = (_message(line) for line in (sys.stdin if payload == "-" else [payload]) if line.strip())
     with server.client() as client:
         producer = StreamProducer(client, stream, max_len=None)
-        for message in messages:
+        for message in messages:  # each as its line arrives: a pipe may stay open
             entry_id = producer.push(message, key=key, headers=headers or None, dedup_key=dedup_key)
-            print(to_json({"stream": stream, "id": entry_id}) if as_json else entry_id)
+            print(to_json({"stream": stream, "id": entry_id}) if as_json else entry_id, flush=True)
 
 
 def _header(text: str) -> tuple[str, str]:
