@@ -77,6 +77,18 @@ def test_messages_are_published_and_looked_at(penstock: Command, as_rows: Rows, 
     assert "KiB" in penstock("stream", "info", "orders").stdout
 
 
+def test_a_message_with_a_key_that_was_seen_is_not_published(
+    penstock: Command, as_json: AsJson, raw: redis.Redis
+) -> None:
+    first = as_json("stream", "publish", "orders", "1", "--dedup-key", "once")
+    assert first["is_new"] is True
+    assert as_json("stream", "publish", "orders", "2", "--dedup-key", "once") == {**first, "is_new": False}
+    again = penstock("stream", "publish", "orders", "2", "--dedup-key", "once")
+    assert again.stdout.strip() == first["id"]
+    assert "nothing was added" in again.stderr
+    assert raw.xlen("orders") == 1
+
+
 def test_lines_are_published_as_they_come_through_a_pipe(redis_url: str, raw: redis.Redis) -> None:
     words = ["stream", "publish", "orders", "-", "--url", redis_url]
     with subprocess.Popen(

@@ -20,6 +20,7 @@ from penstock.errors import ConfigurationError, NotFound
 from penstock.model import Lag
 from penstock.ops.model import Entry, GroupLag, RetentionPolicy, StreamKind, Totals
 from penstock.shown import plain, shown, to_json
+from penstock.sync.delivery.publisher import Duplicate
 from penstock.sync.ops import Inspector
 from penstock.sync.streams.producer import StreamProducer
 
@@ -244,7 +245,10 @@ def publish(
         producer = StreamProducer(client, stream, max_len=None)
         for message in messages:  # each as its line arrives: a pipe may stay open
             entry_id = producer.push(message, key=key, headers=headers or None, dedup_key=dedup_key)
-            print(to_json({"stream": stream, "id": entry_id}) if as_json else entry_id, flush=True)
+            is_new = not isinstance(entry_id, Duplicate)
+            print(to_json({"stream": stream, "id": entry_id, "is_new": is_new}) if as_json else entry_id, flush=True)
+            if not is_new:
+                say(f"nothing was added: the message {entry_id} has the same --dedup-key")
 
 
 def _header(text: str) -> tuple[str, str]:
