@@ -26,8 +26,8 @@ them, then run `make reference`.
   error. `--json` prints one object per line, with stable names. Tables are for people; in a pipe no column is cut.
 * **Durations** are `500ms`, `30s`, `1h30m` or `'10 minutes'`. **Times** are `2026-11-15T12:00Z`, in UTC unless they
   name a zone, milliseconds since 1970, or how long ago: `2h`.
-* **Ids** may be shortened to a unique prefix. Where a stream has more than 100,000 dead letters, pass the whole id of a
-  record.
+* **Ids** may be shortened to a unique prefix, such as their milliseconds. Where a stream has more than 100,000 dead
+  letters, pass the whole id of a record.
 * **Exit codes**: 0 success, 1 failure, 2 invalid arguments or settings, 3 something does not exist or is
   unhealthy, 130 Ctrl-C.
 * **Completion**: `penstock --install-completion`.

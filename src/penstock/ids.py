@@ -25,8 +25,8 @@ def parse(stream_id: str) -> tuple[int, int]:
 
     Raises ConfigurationError for what the server would not take for an id.
     """
-    ms, _, seq = stream_id.partition("-")
-    return _number(ms, stream_id), _number(seq, stream_id) if seq else 0
+    ms, dash, seq = stream_id.partition("-")
+    return _number(ms, stream_id), _number(seq, stream_id) if dash else 0
 
 
 def _number(digits: str, stream_id: str) -> int:
@@ -39,12 +39,12 @@ def _number(digits: str, stream_id: str) -> int:
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text is a stream id."""
+    """Return whether a text is a whole stream id; its milliseconds alone may also be a time, or stand for many ids."""
     try:
         parse(text)
     except ConfigurationError:
         return False
-    return True
+    return "-" in text
 
 
 def moment(ms: int) -> datetime:

@@ -92,6 +92,40 @@ def test_some_are_purged_by_their_ids_without_reading_the_others(
     assert [row["id"] for row in as_rows("dlq", "ls")] == ["1000-0", "2000-0", "5000-0", "6000-0"]
 
 
+def test_an_id_that_stands_for_several_records_is_none(
+    penstock: Command, as_json: AsJson, queue: RedisTaskQueue
+) -> None:
+    for stream, ids in {"orders_dlq": ("5000-0", "5000-1", "6000-0"), "parcels_dlq": ("6000-0", "7000-0")}.items():
+        for record_id in ids:
+            queue.client.call("d", "XADD", stream, record_id, "data", "1", "dlq_reason", "fatal")
+    for words in (("purge", "-y"), ("redrive",), ("edit", "--payload", "1", "-y"), ("show",)):
+        several = penstock("dlq", *words, "5000", code=2).stderr
+        assert "'5000' matches 2 ids, such as 5000-0 and 5000-1" in several
+        for given in ("6000-0", "60"):
+            several = penstock("dlq", *words, given, code=2).stderr
+            assert "'6000-0' is in 2 streams, such as orders_dlq and parcels_dlq" in several
+    assert as_json("dlq", "purge", "6000", "7000", "--queue", "parcels", "-y")["purged"] == 2
+    assert as_count(queue) == 3
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_stream_that_dead_letters_are_returned_to_is_that_of_one_dead_letter_stream(
+    penstock: Command, as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue
+) -> None:
+    task = dead_letter()
+    for stream in ("graveyard", "orders_dlq"):
+        queue.client.call(stream, "XADD", stream, "*", "data", "1", "dlq_reason", "fatal")
+    assert "requires --queue" in penstock("dlq", "redrive", "--to", "parcels", "-y", code=2).stderr
+    assert not queue.client.call("parcels", "EXISTS", "parcels")
+    shown = penstock("dlq", "redrive", "-y")
+    assert "skipped graveyard" in shown.stderr
+    assert "`penstock dlq redrive --queue graveyard --to STREAM`" in shown.stderr
+    assert "redrove 2 dead letters" in shown.stdout
+    assert queue.pop() == in_first_run(task)
+    assert as_json("dlq", "redrive", "--queue", "graveyard", "--to", "parcels")["redriven"] == 1
+    assert queue.client.call("parcels", "XLEN", "parcels") == 1
+
+
 def test_a_dry_run_changes_nothing(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
     dead_letter(), dead_letter()
     assert as_json("queue", "dlq", "retry", "--dry-run")["redriven"] == 2
@@ -157,7 +191,9 @@ def test_many_are_asked_about_first(penstock: Command, dead_letter: GiveUp, queu
     dead_letter(), dead_letter()
     penstock("queue", "dlq", "purge", code=1, text="n\n")
     assert queue.dead.count() == 2
-    assert "deleted 1" in penstock("queue", "dlq", "purge", "--limit", "1").stdout
+    shown = penstock("queue", "dlq", "purge", "--limit", "1", text="y\n")
+    assert "Permanently delete 1 dead letter of penstock.dead?" in shown.stderr
+    assert "deleted 1" in shown.stdout
     penstock("queue", "dlq", "purge", "--yes")
     assert queue.dead.count() == 0
 
@@ -180,6 +216,16 @@ def test_what_arrives_while_the_question_is_open_is_left_alone(
     monkeypatch.setattr(dlq, "confirm", confirm)
     assert as_json("dlq", command)[done] == 2
     assert queue.dead.count() == 1
+
+
+@pytest.mark.usefixtures("default_server")
+def test_all_that_would_be_purged_are_counted(
+    as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead_letter(), dead_letter(), dead_letter()
+    monkeypatch.setattr(DeadLetterStreams, "count", partialmethod(DeadLetterStreams.count, most=1))
+    assert as_json("dlq", "purge", "--dry-run")["purged"] == 3
+    assert as_json("dlq", "purge", "--dry-run", "--limit", "2")["purged"] == 2
 
 
 def test_an_empty_id_is_that_of_no_dead_letter(penstock: Command, queue: RedisTaskQueue) -> None:
@@ -206,7 +252,7 @@ def test_an_editor_gets_the_whole_payload_or_none(
     penstock("dlq", "edit", large, "--yes")
     [(_, fields)] = queue.client.call("orders", "XRANGE", "orders", "-", "+")
     assert fields[fields.index(b"data") + 1] == whole
-    assert "cannot be edited" in penstock("dlq", "edit", blob, "--yes", code=2).stderr
+    assert "pass a new one with --payload" in penstock("dlq", "edit", blob, "--yes", code=2).stderr
     assert as_count(queue) == 1
 
 

@@ -141,6 +141,14 @@ def test_warnings_and_errors_of_a_command_are_shown_as_escapes() -> None:
     assert done.returncode == 1
 
 
+def test_questions_are_shown_as_escapes(penstock: Command, queue: RedisTaskQueue) -> None:
+    name = "\x1b[2J\x07_dlq"
+    queue.client.call(name, "XADD", name, "*", "data", "1", "dlq_reason", "fatal")
+    asked = penstock("dlq", "purge", code=1, text="n\n").stderr
+    assert is_harmless(asked)
+    assert "Permanently delete 1 dead letter of \\x1b[2J\\x07_dlq?" in asked
+
+
 def test_open_tasks_and_errors_are_shown_as_escapes(penstock: Command, queue: RedisTaskQueue) -> None:
     queue.enqueue(Task(kind=MARKUP + "\x1b[2J"))
     for words in (("queue", "list"), ("queue", "list", "--json")):

@@ -12,18 +12,24 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+import typer
 
+from penstock.cli import queue as queue_commands
+from penstock.cli import stream as stream_commands
 from penstock.cli.stream import lag_text, total_lag_text
 from penstock.cli.top import _table
 from penstock.dashboard.presentation import environment
+from penstock.errors import PermissionDenied
 from penstock.model import Lag
 from penstock.ops.model import Totals
 from penstock.sync import ConsumerConfig, RedisMessageQueue, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.sync.ops import Inspector, Sampler
+from penstock.sync.ops.pending import PendingMessages
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
 from tests.faults.waiting import eventually
@@ -71,12 +77,54 @@ def test_messages_are_published_and_looked_at(penstock: Command, as_rows: Rows, 
     assert "KiB" in penstock("stream", "info", "orders").stdout
 
 
+def test_a_message_with_a_key_that_was_seen_is_not_published(
+    penstock: Command, as_json: AsJson, raw: redis.Redis
+) -> None:
+    first = as_json("stream", "publish", "orders", "1", "--dedup-key", "once")
+    assert first["is_new"] is True
+    assert as_json("stream", "publish", "orders", "2", "--dedup-key", "once") == {**first, "is_new": False}
+    again = penstock("stream", "publish", "orders", "2", "--dedup-key", "once")
+    assert again.stdout.strip() == first["id"]
+    assert "nothing was added" in again.stderr
+    assert raw.xlen("orders") == 1
+
+
+def test_lines_are_published_as_they_come_through_a_pipe(redis_url: str, raw: redis.Redis) -> None:
+    words = ["stream", "publish", "orders", "-", "--url", redis_url]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for n in range(2):
+            process.stdin.write(f'{{"n": {n}}}\n')
+            assert process.stdout.readline().strip() == raw.xrevrange("orders", count=1)[0][0].decode()
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert raw.xlen("orders") == 2
+
+
 @pytest.mark.usefixtures("default_server")
 @pytest.mark.parametrize("size", [200_000, 3_000_000])
 def test_tail_prints_as_many_entries_as_asked_for_however_large(as_rows: Rows, raw: redis.Redis, size: int) -> None:
     added = [raw.xadd("orders", {"data": "x" * size}).decode() for _ in range(5)]
     assert [row["id"] for row in as_rows("stream", "tail", "orders", "-n", "4", "--no-follow")] == added[1:]
     assert as_rows("stream", "tail", "orders", "-n", "0", "--no-follow") == []
+
+
+def test_tail_pauses_only_when_it_has_printed_everything(
+    as_rows: Rows, client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.xadd("orders", {"data": "{}"})
+    added: list[str] = []
+
+    def pause(_: float) -> None:
+        if added:
+            raise typer.Exit
+        added.extend(StreamProducer(client, "orders").push_many(range(450)))
+
+    monkeypatch.setattr(stream_commands, "time", SimpleNamespace(sleep=pause))
+    assert [row["id"] for row in as_rows("stream", "tail", "orders", "-n", "0")] == added
 
 
 def test_what_no_group_needs_is_trimmed(
@@ -93,6 +141,8 @@ def test_what_no_group_needs_is_trimmed(
     penstock("stream", "trim", "orders", code=1, text="n\n")
     assert as_json("stream", "trim", "orders", "--yes")["entries"] == 3
     assert raw.xlen("orders") == 2
+    penstock("group", "seek", "orders", "shop", ids[0].partition("-")[0], "--yes")
+    assert raw.xinfo_groups("orders")[0]["last-delivered-id"].decode() < ids[0], "a time is read from"
     penstock("group", "seek", "orders", "shop", "beginning", "--yes")
     assert as_json("group", "lag", "orders")["count"] == 2
 
@@ -117,7 +167,7 @@ def test_a_policy_bounds_what_is_trimmed(as_json: AsJson, client: StreamClient, 
 
 
 def test_pending_messages_change_hands_by_the_beginning_of_their_ids(
-    penstock: Command, as_rows: Rows, as_json: AsJson, raw: redis.Redis
+    penstock: Command, as_rows: Rows, as_json: AsJson, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw.xgroup_create("orders", "shop", mkstream=True)
     for number in (1, 2, 33):
@@ -127,7 +177,16 @@ def test_pending_messages_change_hands_by_the_beginning_of_their_ids(
     assert as_rows("pending", "ls", "orders", "shop", "--idle", "1h") == []
     assert as_json("pending", "claim", "orders", "shop", "heir", "3", "--yes")["ids"] == ["33-1"]
     assert [row["id"] for row in as_rows("pending", "ls", "orders", "shop", "--consumer", "heir")] == ["33-1"]
+    counted: list[Any] = []
+    page = PendingMessages.page
+
+    def noted(self: PendingMessages, *args: Any, **options: Any) -> Any:
+        counted.extend((found := page(self, *args, **options)).items)
+        return found
+
+    monkeypatch.setattr(PendingMessages, "page", noted)
     assert as_json("pending", "retry", "orders", "shop", "1-1", "--dry-run")["ids"] == ["1-1"]
+    assert [each.id for each in counted] == ["1-1"], "the others are not read"
     assert as_json("pending", "retry", "orders", "shop", "1-1", "--yes")["ids"] == ["1-1"]
     penstock("pending", "claim", "orders", "shop", "heir", "7", "--yes", code=3)
 
@@ -189,7 +248,7 @@ def test_a_limit_holds_over_all_streams_of_dead_letters(as_json: AsJson, client:
     give_up(client, "orders", 3)
     give_up(client, "parcels", 3)
     assert as_json("dlq", "redrive", "--limit", "4", "--yes")["redriven"] == 4
-    assert as_json("dlq", "purge", "--limit", "1")["purged"] == 1
+    assert as_json("dlq", "purge", "--limit", "1", "--yes")["purged"] == 1
 
 
 def test_queues_of_messages_and_tasks_are_listed(
@@ -209,6 +268,21 @@ def test_queues_of_messages_and_tasks_are_listed(
     assert as_json("queue", "purge", "mails", "--dry-run")["purged"] == 1
     assert as_json("queue", "purge", "mails", "--yes")["purged"] == 1
     assert "no pending messages" in penstock("queue", "peek", "mails").stderr
+
+
+def test_only_what_was_counted_of_a_message_queue_is_purged(
+    penstock: Command, as_json: AsJson, client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mails = RedisMessageQueue("mails", client=client)
+    mails.publish({"to": "ada"})
+    monkeypatch.setattr(queue_commands, "confirm", lambda *_, **__: mails.publish({"to": "bob"}))
+    assert as_json("queue", "purge", "mails")["purged"] == 1
+    assert "bob" in as_json("queue", "peek", "mails")["payload"]
+    raw.xadd("orders", {"data": "{}"})
+    raw.xgroup_create("orders", "shop", "0")
+    for verb in ("purge", "stats", "peek"):
+        assert "'orders' is not a message queue" in penstock("queue", verb, "orders", code=2).stderr
+    assert raw.xlen("orders") == 1
 
 
 def test_no_verdict_leaves_a_stream_out(penstock: Command, as_json: AsJson, as_rows: Rows, raw: redis.Redis) -> None:
@@ -267,6 +341,19 @@ def test_top_prints_samples_with_rates(penstock: Command, as_rows: Rows, client:
     assert last["streams"]["orders"]["length"] == 1
     assert last["totals"]["streams"] == 1
     assert "orders" in penstock("top", "--every", "20ms").stdout
+
+
+@pytest.mark.parametrize("words", [("--json",), ()])
+def test_top_fails_if_no_sample_could_be_taken(
+    penstock: Command, client: StreamClient, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    StreamProducer(client, "orders").push({"n": 1})
+
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionDenied("no permission to look")
+
+    monkeypatch.setattr(Inspector, "overview", fail)
+    assert "no permission to look" in penstock("top", "--every", "20ms", "-n", "2", *words, code=1).stderr
 
 
 def test_top_leaves_out_a_stream_that_is_gone_in_the_middle_of_a_sample(client: StreamClient) -> None:

@@ -117,3 +117,13 @@ def test_a_task_is_found_by_the_beginning_of_its_id(
     assert as_json("task", "cancel", "xy") == {"id": "xyz", "outcome": "cancelled"}
     assert as_json("task", "cancel", "xyz", code=1)["outcome"] == "gone"
     assert queue.pending_count() == 2
+
+
+def test_every_state_that_is_offered_can_be_listed(penstock: Command, queue: RedisTaskQueue) -> None:
+    queue.enqueue(Task(kind="render"))
+    offered = penstock("task", "ls", "--state", "nosuch", code=2).stderr
+    for state in ("queued", "running", "waiting", "scheduled", "done"):
+        assert state in offered
+        penstock("task", "ls", "--state", state)
+    assert "dead" not in offered
+    assert "unknown" not in offered

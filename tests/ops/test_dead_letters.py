@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +15,7 @@ import penstock.ops.dead_letters as dead_letters_module
 from penstock import DeadLetters, Protection, RedisMessageQueue, StreamClient, StreamProducer
 from penstock.errors import ConfigurationError, NotFound
 from penstock.ops import DeadLetterFilter, Inspector, StreamKind
+from penstock.ops.entries import EntryRange
 from penstock.ops.failures import fingerprint
 from penstock.serializers import MsgpackSerializer
 from penstock.tasks import RedisTaskQueue, Task
@@ -181,6 +185,7 @@ async def test_a_dry_run_changes_nothing(client: StreamClient, inspector: Inspec
     report = await inspector.dead_letters.redrive(STREAM, dry_run=True)
     assert (report.matched, report.redriven, report.is_dry_run) == (3, 0, True)
     assert await inspector.dead_letters.purge(STREAM, dry_run=True) == 3
+    assert await inspector.dead_letters.purge(STREAM, dry_run=True, limit=2) == 2
     assert await DeadLetters(client, STREAM).count() == 3
 
 
@@ -294,6 +299,30 @@ async def test_an_edited_payload_is_protected_again(redis_url: str) -> None:
         assert (await inspector.streams.entry(STREAM, new_id)).payload.value == 8
 
 
+@pytest.mark.parametrize(
+    ("form", "payload"),
+    [
+        ("protected", Protection("sign", {"one": b"k" * 32}).protect(b"1", STREAM, "")),
+        ("pickle", pickle.dumps({"order": 1})),
+        ("binary", b"\xff\xfe"),
+    ],
+    ids=["protected", "pickle", "binary"],
+)
+async def test_a_value_replaces_no_payload_that_it_cannot_be_written_as(
+    inspector: Inspector, raw: redis.Redis, form: str, payload: bytes
+) -> None:
+    raw.xadd(DEAD_LETTERS, {"data": payload, "dlq_reason": "fatal"})
+    [letter] = (await inspector.dead_letters.page(STREAM)).items
+    assert letter.payload.form == form
+    for value in ({"order": 2}, 2, None, "two"):
+        with pytest.raises(ConfigurationError, match=f"of form '{form}' can only be replaced by bytes"):
+            await inspector.dead_letters.redrive_edited(STREAM, letter.id, value)
+    [(_, fields)] = raw.xrange(DEAD_LETTERS)
+    assert fields[b"data"] == payload
+    await inspector.dead_letters.redrive_edited(STREAM, letter.id, b"2")
+    assert raw.xrange(STREAM)[0][1][b"data"] == b"2"
+
+
 async def test_the_payload_of_a_task_is_edited(client: StreamClient, inspector: Inspector) -> None:
     task_id = await dead_task(client)
     letter = await inspector.dead_letters.show("jobs", task_id)
@@ -301,6 +330,25 @@ async def test_the_payload_of_a_task_is_edited(client: StreamClient, inspector: 
     task = await RedisTaskQueue(client, "jobs").pop()
     assert task is not None
     assert (task.id, task.payload) == (task_id, {"page": 8})
+
+
+async def test_records_chosen_by_their_ids_are_changed_without_reading_the_others(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(6):
+        raw.xadd(DEAD_LETTERS, {"data": "1", "dlq_reason": "fatal"}, id=f"{n + 1}000-0")
+    ranges, read = list[EntryRange](), dead_letters_module.read_entries
+
+    async def noted(client: StreamClient, key: str, wanted: EntryRange) -> Any:
+        ranges.append(wanted)
+        return await read(client, key, wanted)
+
+    monkeypatch.setattr(dead_letters_module, "read_entries", noted)
+    chosen = DeadLetterFilter(ids=frozenset({"3000-0", "4000-0"}))
+    assert await inspector.dead_letters.count(STREAM, chosen) == (2, True)
+    assert (await inspector.dead_letters.redrive(STREAM, replace(chosen, until_ms=3_000))).redriven == 1
+    assert await inspector.dead_letters.purge(STREAM, chosen) == 1
+    assert {(each.start, each.end) for each in ranges} == {("3000-0", "4000"), ("3000-0", "3000")}
 
 
 async def test_those_that_match_are_purged(client: StreamClient, inspector: Inspector) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
 
+import penstock.queue.administration as administration_module
 from penstock import RedisMessageQueue, StreamClient
 from penstock.errors import ConfigurationError, NotFound
 from penstock.ops import Inspector
+from penstock.tasks import RedisTaskQueue, Task
 from tests.helpers.round_trips import count_round_trips
+from tests.ops.stage import DEAD_LETTERS, STREAM, add, give_up
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -59,3 +63,39 @@ async def test_an_unknown_queue_is_not_found(client: StreamClient, inspector: In
     await RedisMessageQueue("mail", client=client).publish("a")
     with pytest.raises(ConfigurationError, match="source='sent'"):
         await inspector.queues.peek("mail", source="sent")
+
+
+async def test_only_a_message_queue_is_counted_and_purged_as_one(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    await RedisTaskQueue(client, "jobs").enqueue(Task(kind="render"))
+    await give_up(client, [1, 2])
+    add(raw, 3)
+    raw.xadd("mail::completed", {"data": "x"})
+    raw.xadd("svc-input", {"lbs-input": "{}"})
+    raw.xgroup_create("svc-input", "svc-group", "0")
+    lengths = {name: raw.xlen(name) for name in (STREAM, DEAD_LETTERS, "jobs.tasks", "mail::completed", "svc-input")}
+    for name in lengths:
+        for call in (inspector.queues.stats, inspector.queues.peek, inspector.queues.purge, inspector.queues.newest):
+            with pytest.raises(ConfigurationError, match=f"stream '{name}' is not a message queue"):
+                await call(name)
+    assert {name: raw.xlen(name) for name in lengths} == lengths
+
+
+async def test_what_arrives_after_the_newest_counted_message_is_not_purged(
+    client: StreamClient, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = RedisMessageQueue("mail", client=client)
+    await queue.publish("a")
+    newest = await inspector.queues.newest("mail")
+    await queue.publish("b")
+    assert await inspector.queues.purge("mail", until=newest) == 1
+    drop_unread = administration_module.drop_unread
+
+    async def drop_beside_a_producer(*args: Any, **options: Any) -> Any:
+        await queue.publish("c")
+        return await drop_unread(*args, **options)
+
+    monkeypatch.setattr(administration_module, "drop_unread", drop_beside_a_producer)
+    assert await inspector.queues.purge("mail") == 1
+    assert set(await inspector.queues.peek("mail")) == {"c"}

@@ -11,6 +11,7 @@ from penstock import StreamBalancer, StreamClient, StreamDisowned, StreamExpired
 from penstock.errors import NotFound
 from penstock.keys import BalancerKeys
 from penstock.ops import Inspector
+from penstock.ops.model import BalancedStream, Page
 from penstock.redis.scripts import script
 from tests.helpers.round_trips import count_round_trips
 
@@ -67,6 +68,24 @@ async def test_a_released_stream_is_lost_by_its_owner_and_goes_to_another_consum
             assert stream.owner.endswith("second")
     with pytest.raises(NotFound, match="data stream 'session-9' of service"):
         await inspector.services.release("svc", "session-9")
+
+
+async def test_a_stream_is_not_released_from_one_who_does_not_hold_it_any_more(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with StreamBalancer(client, "svc", id="first") as notices:
+        await StreamBalancer(client, "svc", id="producer").add_stream("session-1")
+        owned = (await anext(notices)).payload
+        known = await inspector.services.streams("svc")
+        raw.set(owned.lock, "second")  # after the look, before the release
+
+        async def seen_before(*_: object, **__: object) -> Page[BalancedStream]:
+            return known
+
+        monkeypatch.setattr(inspector.services, "streams", seen_before)
+        with pytest.raises(NotFound, match="does not hold data stream 'session-1' of service 'svc' any more"):
+            await inspector.services.release("svc", "session-1")
+    assert raw.get(owned.lock) == b"second"
 
 
 async def test_a_heartbeat_right_after_the_release_takes_nothing_back(client: StreamClient, raw: redis.Redis) -> None:

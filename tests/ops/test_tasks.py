@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
-from penstock import StreamClient
-from penstock.errors import ConfigurationError, NotFound
+from penstock import Protection, StreamClient
+from penstock.errors import ConfigurationError, DecodeError, NotFound
 from penstock.ops import Inspector, TaskState
 from penstock.tasks import Handlers, RedisTaskQueue, Result, Task, Worker
 from tests.helpers.aio import eventually, join, start
@@ -55,8 +55,8 @@ async def test_tasks_are_listed_by_their_state(inspector: Inspector, queue: Redi
     assert (info.queued, info.running, info.waiting, info.scheduled, info.open) == (5, 2, 1, 5, 13)
     assert info.open_by_kind == {"a": 3, "b": 10}
     assert await inspector.tasks.names() == [QUEUE]
-    with pytest.raises(ConfigurationError, match="state='dead'"):
-        await inspector.tasks.tasks(QUEUE, TaskState.DEAD)
+    with pytest.raises(ConfigurationError, match="state='unknown'"):
+        await inspector.tasks.tasks(QUEUE, TaskState.UNKNOWN)
 
 
 async def test_the_numbers_of_many_queues_take_few_round_trips(
@@ -252,3 +252,14 @@ async def test_an_entry_that_is_no_task_is_shown_with_the_reason(
     page = await inspector.tasks.tasks(QUEUE)
     assert [task.id for task in page.items] == ["one", "bad"]
     assert page.items[1].error
+
+
+async def test_a_schedule_whose_next_task_cannot_be_read_says_why_it_is_not_run(
+    redis_url: str, inspector: Inspector
+) -> None:
+    async with StreamClient.from_url(redis_url, protection=Protection("sign", {"one": b"k" * 32})) as client:
+        queue = RedisTaskQueue(client, QUEUE)
+        await queue.enqueue(Task(kind="report", id="cron.nightly.1"), delay=3_600)
+        with pytest.raises(DecodeError, match="next task of schedule 'nightly' of queue 'jobs' cannot be copied: "):
+            await inspector.schedules.run(QUEUE, "nightly")
+        assert await Inspector(client).schedules.run(QUEUE, "nightly")

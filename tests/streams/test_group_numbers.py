@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import redis
 
+import penstock.delivery.group as group_module
 from penstock import ConsumerGroup, ConsumerInfo, Lag, StreamClient, StreamConsumer
+from penstock.delivery.janitor import count_after
 from penstock.errors import GroupLost
 from tests.helpers.aio import eventually
 from tests.helpers.round_trips import count_round_trips
@@ -69,6 +72,31 @@ async def test_the_lag_is_what_has_not_been_handed_out(
     assert (await group.lag()).count == 15
     read_as(raw, "someone")
     assert await group.lag() == Lag(0, 0.0)
+
+
+async def test_a_group_has_work_until_all_is_read_and_settled(
+    client: StreamClient, raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = list[int | None]()
+
+    async def noted(*args: Any) -> Any:
+        counts.append(args[3])
+        return await count_after(*args)
+
+    monkeypatch.setattr(group_module, "count_after", noted)
+    assert not await group.has_work()
+    first, second = await publish(client, range(2))
+    assert await group.has_work()
+    read_as(raw, "someone", 1)
+    raw.xack(STREAM, GROUP, first)
+    raw.xdel(STREAM, second)
+    assert not await group.has_work(), "what is left was read, and settled"
+    [third] = await publish(client, [3])
+    read_as(raw, "someone", 1)
+    assert await group.has_work()
+    raw.xack(STREAM, GROUP, third)
+    assert not await group.has_work()
+    assert set(counts) == {1}, "a long backlog is not counted"
 
 
 async def test_the_lag_is_true_after_entries_were_deleted(

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import redis
 
+import penstock.sync.delivery.group as group_module
 from penstock.errors import GroupLost
 from penstock.sync import ConsumerGroup, ConsumerInfo, Lag, StreamClient, StreamConsumer
+from penstock.sync.delivery.janitor import count_after
 from tests.helpers.round_trips import count_round_trips
 from tests.helpers.threads import eventually
 from tests.sync.stage import DEAD_LETTERS, GROUP, STREAM, Recorder, calls, fail, publish, quick, read_as, running
@@ -68,6 +71,31 @@ def test_the_lag_is_what_has_not_been_handed_out(client: StreamClient, raw: redi
     assert (group.lag()).count == 15
     read_as(raw, "someone")
     assert group.lag() == Lag(0, 0.0)
+
+
+def test_a_group_has_work_until_all_is_read_and_settled(
+    client: StreamClient, raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = list[int | None]()
+
+    def noted(*args: Any) -> Any:
+        counts.append(args[3])
+        return count_after(*args)
+
+    monkeypatch.setattr(group_module, "count_after", noted)
+    assert not group.has_work()
+    first, second = publish(client, range(2))
+    assert group.has_work()
+    read_as(raw, "someone", 1)
+    raw.xack(STREAM, GROUP, first)
+    raw.xdel(STREAM, second)
+    assert not group.has_work(), "what is left was read, and settled"
+    [third] = publish(client, [3])
+    read_as(raw, "someone", 1)
+    assert group.has_work()
+    raw.xack(STREAM, GROUP, third)
+    assert not group.has_work()
+    assert set(counts) == {1}, "a long backlog is not counted"
 
 
 def test_the_lag_is_true_after_entries_were_deleted(

@@ -41,12 +41,18 @@ def test_neighbours_at_the_edges(entry_id: str, before: str, after: str) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-", "-1", "x", "²-0", "1-x", "1-2-3", "9" * 5_000, f"{2**64}-0", f"1-{2**64}", "+1"]
+    "text", ["", "-", "-1", "1-", "x", "²-0", "1-x", "1-2-3", "9" * 5_000, f"{2**64}-0", f"1-{2**64}", "+1"]
 )
 def test_what_the_server_would_not_take_for_an_id_is_none(text: str) -> None:
     assert not ids.is_id(text)
     with pytest.raises(ConfigurationError, match="not a stream id"):
         ids.parse(text)
+
+
+@pytest.mark.parametrize("text", ["0", "1794700800000"])
+def test_a_time_alone_is_not_an_id(text: str) -> None:
+    assert ids.parse(text) == (int(text), 0)
+    assert not ids.is_id(text)
 
 
 def test_there_is_nothing_beyond_the_greatest_id() -> None:

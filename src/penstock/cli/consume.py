@@ -116,8 +116,7 @@ async def _run(consumer: StreamConsumer, group: ConsumerGroup, *, burst: bool) -
 
 async def _stop_when_idle(consumer: StreamConsumer, group: ConsumerGroup) -> None:
     while True:
-        stats = await group.stats()
-        if not stats.lag and not stats.group_pel_size:
+        if not await group.has_work():
             consumer.stop()
             return
         await asyncio.sleep(_LOOK_S)

@@ -34,7 +34,7 @@ from penstock.cli.options import (
 )  # fmt: skip
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError, NotFound
-from penstock.ids import is_id, parse
+from penstock.ids import is_id
 from penstock.ops.model import DeadLetterFilter, DeadLetterInfo
 from penstock.shown import command_line, to_json
 from penstock.sync.ops import Inspector
@@ -42,6 +42,7 @@ from penstock.sync.ops import Inspector
 _FEW = 20  # whole dead letters that are in memory together
 _NAMED = 3  # streams that a question names
 _SHORT, _WHOLE = 2_048, 64 << 20  # bytes of a value
+_IRREPLACEABLE = {"protected", "pickle", "binary"}  # forms that no JSON can be written in
 _LETTERS: Columns = {
     "id": "id",
     "source": lambda each: each.source_stream or each.stream,
@@ -73,10 +74,9 @@ Cause = Annotated[
     str | None,
     typer.Option("--cause", help="Only those with this cause (the fingerprint that `dlq ls --causes` shows)."),
 ]
-To = Annotated[
-    str | None,
-    typer.Option(help="The stream to return them to, if it cannot be told from the name of the dead-letter stream."),
-]
+_TO = "The stream to return them to, if it cannot be told from the name of the dead-letter stream"
+To = Annotated[str | None, typer.Option(help=f"{_TO}.")]
+AllTo = Annotated[str | None, typer.Option(help=f"{_TO}; requires --queue.")]
 MaxRedrives = Annotated[int, typer.Option(min=1, help="Skip those that were already redriven this often.")]
 MaxLimit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many, oldest first.")]
 
@@ -132,20 +132,27 @@ def _letters(
 
 def _by_id(inspector: Inspector, streams: Sequence[str], given: str) -> tuple[str, str]:
     """Return stream and id of the record that an id, the id of its task, or the beginning of one of these means."""
+    places, unfinished = dict[str, set[tuple[str, str]]](), list[str]()
     for stream in streams if is_id(given) else ():
         with suppress(NotFound):
-            return stream, inspector.dead_letters.show(stream, given, max_value_bytes=64).id
-    places, unfinished = dict[str, tuple[str, str]](), list[str]()
-    for stream in streams if given else ():
+            record_id = inspector.dead_letters.show(stream, given, max_value_bytes=64).id
+            places.setdefault(given, set()).add((stream, record_id))
+    for stream in streams if given and not places else ():
         found, is_complete = inspector.dead_letters.begin_with(stream, given)
-        places |= {name: (stream, record_id) for name, record_id in found.items()}
+        for name, record_id in found.items():
+            places.setdefault(name, set()).add((stream, record_id))
         unfinished += [] if is_complete else [stream]
     if unfinished and given not in places:  # an older one may begin like this, too
         raise ConfigurationError(
             f"{unfinished[0]} has too many dead letters to look for {given!r} in all of them: pass the whole id of the "
             f"record, which {command_line('dlq ls --queue', unfinished[0])} shows"
         )
-    return places[the_one(given, places, "dead letter")]
+    meant = sorted(places[name := the_one(given, places, "dead letter")])
+    if len(meant) > 1:
+        raise ConfigurationError(
+            f"{name!r} is in {len(meant)} streams, such as {meant[0][0]} and {meant[1][0]}: say which with --queue"
+        )
+    return meant[0]
 
 
 def _chosen(
@@ -164,14 +171,7 @@ def _chosen(
             continue
         before = choice.get(stream, matching)
         choice[stream] = replace(before, ids=before.ids | {record_id})
-    return {stream: _between(matching) for stream, matching in choice.items()}, missing
-
-
-def _between(matching: DeadLetterFilter) -> DeadLetterFilter:
-    """Return the same filter with the times between which its records were written: only these are read."""
-    times = [parse(record_id)[0] for record_id in matching.ids]
-    until_ms = max(times) if matching.until_ms is None else min(matching.until_ms, max(times))
-    return replace(matching, since_ms=max(matching.since_ms, min(times)), until_ms=until_ms)
+    return choice, missing
 
 
 def _as_of_now(inspector: Inspector, choice: Choice) -> Choice:
@@ -228,14 +228,18 @@ def redrive(
     limit: MaxLimit = None,
     rate: Rate = None,
     max_redrives: MaxRedrives = 3,
-    to: To = None,
+    to: AllTo = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Return dead letters to where they came from; each moves in one atomic step."""
+    if to is not None and selection.of is None:
+        raise ConfigurationError(f"--to {to} requires --queue: the dead letters of all streams would go to {to!r}")
     with server.inspector() as inspector:
         choice, missing = _chosen(inspector, selection, ids)
+        if selection.of is None:
+            choice = _with_owner(inspector, choice)
         choice = _as_of_now(inspector, choice)
         redrive_all = partial(_redrive, inspector, choice, limit, to=to, per_second=rate, max_redrives=max_redrives)
         counts = redrive_all(dry_run=True)
@@ -250,6 +254,17 @@ def redrive(
             f"; skipped {counts['refused']:,}: redriven {max_redrives} times already, or the task is open or finished"
         )
     _tell({**counts, "dry_run": dry_run}, told, missing, as_json)
+
+
+def _with_owner(inspector: Inspector, choice: Choice) -> Choice:
+    owners = {each.stream: each.owner for each in inspector.dead_letters.streams()}
+    for stream in choice:
+        if not owners.get(stream):
+            hint = command_line("dlq redrive --queue", stream).rstrip("`") + " --to STREAM`"
+            print_error(
+                f"skipped {stream}, whose name does not tell which stream its dead letters belong to: use {hint}"
+            )
+    return {stream: matching for stream, matching in choice.items() if owners.get(stream)}
 
 
 def _redrive(inspector: Inspector, choice: Choice, limit: int | None, **options: Any) -> dict[str, int]:
@@ -294,7 +309,8 @@ def _json(text: str) -> Any:
 def _edited(letter: DeadLetterInfo) -> Any:
     if not letter.is_editable:
         note = letter.payload.note or "JSON cannot represent all its values"
-        raise ConfigurationError(f"the payload of {letter.id} cannot be edited: {note}; pass a new one with --payload")
+        remedy = "" if letter.payload.form in _IRREPLACEABLE else "; pass a new one with --payload"
+        raise ConfigurationError(f"the payload of {letter.id} cannot be edited: {note}{remedy}")
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         file = Path(folder) / "payload.json"
@@ -317,22 +333,20 @@ def purge(
     with server.inspector() as inspector:
         choice, missing = _chosen(inspector, selection, ids)
         choice = _as_of_now(inspector, choice)
-        counted = sum(inspector.dead_letters.count(*each)[0] for each in choice.items())
-        purged = counted if limit is None else min(counted, limit)
-        if not dry_run:
-            if purged > 1:
-                confirm(f"Permanently delete {purged:,} dead letters{_of(choice)}?", yes=yes)
-            purged = _purge(inspector, choice, limit)
+        purged = _purge(inspector, choice, limit, dry_run=True)
+        if not dry_run and purged:
+            confirm(f"Permanently delete {purged:,} dead letter{'s' * (purged > 1)}{_of(choice)}?", yes=yes)
+            purged = _purge(inspector, choice, limit, dry_run=False)
     told = f"{'would delete' if dry_run else 'deleted'} {purged:,} dead letters"
     _tell({"purged": purged, "dry_run": dry_run}, told, missing, as_json)
 
 
-def _purge(inspector: Inspector, choice: Choice, limit: int | None) -> int:
+def _purge(inspector: Inspector, choice: Choice, limit: int | None, *, dry_run: bool) -> int:
     gone = 0
     for stream, matching in choice.items():
         if limit is None or gone < limit:
             left = None if limit is None else limit - gone
-            gone += inspector.dead_letters.purge(stream, matching, limit=left)
+            gone += inspector.dead_letters.purge(stream, matching, limit=left, dry_run=dry_run)
     return gone
 
 

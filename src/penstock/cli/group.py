@@ -88,7 +88,7 @@ def seek(
     to: Annotated[
         str,
         typer.Argument(
-            help="beginning, end, the id of the last entry to count as read, or the time from which to read."
+            help="beginning, end, the whole id of the last entry to count as read, or the time from which to read."
         ),
     ],
     yes: Yes = False,

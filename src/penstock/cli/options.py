@@ -11,6 +11,7 @@ import typer
 
 from penstock import times
 from penstock.errors import ConfigurationError
+from penstock.shown import shown
 
 _T = TypeVar("_T")
 FROM_SETTINGS = ""  # what was not given is what penstock.toml or the environment says
@@ -158,5 +159,5 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results a
 
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before something is done that cannot be undone; end the command if the answer is no."""
-    if not yes and not typer.confirm(question, err=True):
+    if not yes and not typer.confirm(shown(question), err=True):
         raise typer.Abort

@@ -10,6 +10,7 @@ import typer
 from penstock.cli.command import EVERYTHING, Server, command, group, listed, the_one
 from penstock.cli.options import AsJson, DryRun, GroupName, Limit, StreamName, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_rows, span_ms
+from penstock.ids import before, is_id
 from penstock.ops.model import Pending
 from penstock.shown import to_json
 from penstock.sync.ops import Inspector
@@ -63,6 +64,15 @@ def ls(
 def _chosen(
     inspector: Inspector, stream: str, name: str, ids: list[str] | None, consumer: str | None, idle_s: float
 ) -> list[str]:
+    def is_pending(given: str) -> bool:
+        found = inspector.pending.page(
+            stream, name, consumer=consumer, min_idle_ms=round(1000 * idle_s), limit=1, cursor=before(given)
+        )
+        return [each.id for each in found.items] == [given]
+
+    if ids and all(is_id(given) and is_pending(given) for given in ids):
+        return ids
+    # The beginning of an id is looked for in the whole list, which may be long.
     known = [each.id for each in _of(inspector, stream, name, consumer, idle_s, EVERYTHING)]
     return known if not ids else [the_one(given, known, f"pending message of {stream}/{name}") for given in ids]
 

@@ -120,10 +120,11 @@ def purge(
 ) -> None:
     """Delete the waiting messages of a message queue, or one of its logs."""
     with server.inspector() as inspector:
+        newest = inspector.queues.newest(queue)  # what arrives while the question is open was not counted
         count = getattr(inspector.queues.stats(queue), state.value) or 0
         if not dry_run and count:
             confirm(f"Permanently delete {count:,} {state.value} messages of {queue}?", yes=yes)
-            count = inspector.queues.purge(queue, state.value)
+            count = inspector.queues.purge(queue, state.value, until=newest)
     told = f"{'would delete' if dry_run else 'deleted'} {count:,} messages"
     print(to_json({"queue": queue, "state": state.value, "purged": count, "dry_run": dry_run}) if as_json else told)
 

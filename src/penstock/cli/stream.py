@@ -13,13 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from penstock import ids
-from penstock.cli.command import Server, command, group, listed, paged, the_one
+from penstock.cli.command import EVERYTHING, Server, command, group, listed, paged, the_one
 from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_fields, print_rows, say, span
 from penstock.errors import ConfigurationError, NotFound
 from penstock.model import Lag
 from penstock.ops.model import Entry, GroupLag, RetentionPolicy, StreamKind, Totals
 from penstock.shown import plain, shown, to_json
+from penstock.sync.delivery.publisher import Duplicate
 from penstock.sync.ops import Inspector
 from penstock.sync.streams.producer import StreamProducer
 
@@ -157,8 +158,8 @@ def peek(
 
 def _entry_id(inspector: Inspector, stream: str, given: str) -> str:
     """Return the id of the entry that is meant by an id, or by the beginning of one."""
-    ms, dash, sequence = given.partition("-")
-    if sequence and ids.is_id(given):
+    ms, dash, _ = given.partition("-")
+    if ids.is_id(given):
         with suppress(NotFound):
             return inspector.streams.entry(stream, given, max_value_bytes=1).id
     if not (ms.isascii() and ms.isdigit()):
@@ -205,10 +206,11 @@ def tail(
         last = last or (newest[0].id if newest else ids.ZERO)
         _print_lines(reversed(newest[:limit]), as_json)
         while follow:
-            for entry in inspector.streams.entries(stream, start=ids.after(last), newest_first=False, limit=100).items:
+            read = partial(inspector.streams.entries, stream, start=ids.after(last), newest_first=False)
+            for entry in paged(lambda count, cursor, read=read: read(limit=count, cursor=cursor), EVERYTHING):  # type: ignore[misc]
                 _print_lines(iter([entry]), as_json)
                 last = entry.id
-            time.sleep(_LOOK_S)
+            time.sleep(_LOOK_S)  # everything is printed that was there
 
 
 def _print_lines(entries: Iterator[Entry], as_json: bool) -> None:
@@ -238,12 +240,15 @@ def publish(
         raise ConfigurationError(
             "--dedup-key applies to a single message; of several lines, all but the first would be duplicates"
         )
-    messages = [_message(line) for line in (sys.stdin if payload == "-" else [payload]) if line.strip()]
+    messages = (_message(line) for line in (sys.stdin if payload == "-" else [payload]) if line.strip())
     with server.client() as client:
         producer = StreamProducer(client, stream, max_len=None)
-        for message in messages:
+        for message in messages:  # each as its line arrives: a pipe may stay open
             entry_id = producer.push(message, key=key, headers=headers or None, dedup_key=dedup_key)
-            print(to_json({"stream": stream, "id": entry_id}) if as_json else entry_id)
+            is_new = not isinstance(entry_id, Duplicate)
+            print(to_json({"stream": stream, "id": entry_id, "is_new": is_new}) if as_json else entry_id, flush=True)
+            if not is_new:
+                say(f"nothing was added: the message {entry_id} has the same --dedup-key")
 
 
 def _header(text: str) -> tuple[str, str]:

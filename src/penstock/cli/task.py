@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -20,7 +21,6 @@ from penstock.sync.ops import Inspector
 from penstock.task import Priority, Result, Status, Task
 
 app = group("Send tasks, track them, and read their results.")
-_STATES = (TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING, TaskState.SCHEDULED, TaskState.DONE)
 _LOOKED_AT = 10_000  # tasks of each state among which the beginning of an id is looked for
 _TASKS: Columns = {
     "id": "id",
@@ -32,6 +32,18 @@ _TASKS: Columns = {
     "due": lambda each: None if each.due_at_ms is None else ids.moment(each.due_at_ms),
     "result": "status",
 }
+
+
+class Listed(StrEnum):
+    """The states whose tasks can be listed; those that were given up are dead letters."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    SCHEDULED = "scheduled"
+    DONE = "done"
+
+
 TaskId = Annotated[str, typer.Argument(help="The id (or a unique prefix) of the task.")]
 
 
@@ -100,7 +112,7 @@ def _object(text: str) -> dict[str, object]:
 @command(app)
 def ls(
     server: Server,
-    state: Annotated[TaskState, typer.Option(help="The state of the tasks.")] = TaskState.QUEUED,
+    state: Annotated[Listed, typer.Option(help="The state of the tasks.")] = Listed.QUEUED,
     pending: Annotated[bool, typer.Option("--pending", help="Same as --state running.")] = False,
     kind: Kind = None,
     limit: Limit = 100,
@@ -108,7 +120,7 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List tasks, oldest first; finished tasks newest first."""
-    chosen = TaskState.RUNNING if pending else state
+    chosen = TaskState.RUNNING if pending else TaskState(state.value)
     with server.inspector() as inspector:
         name = server.queue_name(queue)
         rows = listed(
@@ -119,7 +131,10 @@ def ls(
 
 @command(app)
 def status(server: Server, task_id: TaskId, queue: QueueName = FROM_SETTINGS, as_json: AsJson = False) -> None:
-    """Print the state of a task; the exit code is 3 if the queue does not know it."""
+    """Print the state of a task; the exit code is 3 if the queue does not know it.
+
+    A dead task is known until its result expires; `penstock dlq show` finds it for longer.
+    """
     with server.inspector() as inspector:
         print_fields(_find(inspector, server.queue_name(queue), task_id), as_json=as_json)
 
@@ -131,7 +146,7 @@ def _find(inspector: Inspector, queue: str, task_id: str) -> TaskInfo:
         return found
     known = (
         task.id
-        for state in _STATES
+        for state in map(TaskState, Listed)
         for task in paged(
             lambda count, cursor, state=state: inspector.tasks.tasks(queue, state, limit=count, cursor=cursor),  # type: ignore[misc]
             _LOOKED_AT,

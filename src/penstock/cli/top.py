@@ -16,6 +16,7 @@ from penstock.cli.command import Server, must_match
 from penstock.cli.options import AsJson, Every, Pattern
 from penstock.cli.shown import cell, print_table
 from penstock.cli.stream import lag_text, total_lag_text
+from penstock.errors import PenstockError
 from penstock.ops.condition import StreamCondition
 from penstock.ops.model import Sample, StreamInfo, StreamPoint
 from penstock.shown import plain, to_json
@@ -59,11 +60,15 @@ def top(
 
 def _follow(sampler: Sampler, samples: int | None, tell: Callable[[Sample], None]) -> None:
     with sampler:
-        seen = 0
+        seen = failed = 0
         while samples is None or seen < samples:
             sampler.wait()
             seen += 1
-            tell(sampler.samples[-1])
+            sample = sampler.samples[-1]
+            failed += bool(sample.error)
+            tell(sample)
+    if failed == seen:
+        raise PenstockError(sampler.samples[-1].error)
 
 
 def _row(sampler: Sampler, sample: Sample) -> dict[str, object]:

@@ -20,7 +20,7 @@ from penstock.model import DeadLetter, StreamMessage
 from penstock.number_checks import check_number
 from penstock.policy import DelaysById, Reason
 from penstock.redis.client import StreamClient, check_client
-from penstock.redis.reading import pages
+from penstock.redis.reading import newest_id, pages
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.aio import comes_from_outside
 from penstock.type_checks import check_list
@@ -178,10 +178,6 @@ class DeadLetterStream(ABC, Generic[Letter]):
             for entry_id, fields in rows:
                 yield self._parse(entry_id.decode(), fields)
 
-    async def _newest(self) -> str:
-        rows = await self._client.call(self._key, "XREVRANGE", self._key, "+", "-", "COUNT", 1)
-        return rows[0][0].decode() if rows else stream_ids.ZERO
-
     async def _of_ids(self, wanted: Sequence[str]) -> AsyncIterator[Letter]:
         for record_id in sorted({name for name in wanted if stream_ids.is_id(name)}, key=stream_ids.parse):
             letter = await self.record(record_id)
@@ -207,7 +203,7 @@ class DeadLetterStream(ABC, Generic[Letter]):
         added: Ids = []
         operation = secrets.token_hex(8)
         # Skip records that are added meanwhile, else a message that fails again would be redriven again.
-        letters = self.iterate(end=await self._newest()) if ids is None else self._of_ids(ids)
+        letters = self.iterate(end=await newest_id(self._client, self._key)) if ids is None else self._of_ids(ids)
         async for letter in letters:
             if limit is not None and len(added) >= limit:
                 break

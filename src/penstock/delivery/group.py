@@ -73,6 +73,12 @@ class ConsumerGroup:
         """
         return await self._lag(await self._info())
 
+    async def has_work(self) -> bool:
+        """Return whether anything is unread or pending; unlike lag(), this counts nothing."""
+        info = await self._info()
+        after = info["last-delivered-id"].decode()
+        return info["pending"] > 0 or bool((await count_after(self._client, self._keys.stream, after, 1)).first)
+
     async def _lag(self, info: dict[str, Any]) -> Lag:
         after, known = info["last-delivered-id"].decode(), await self._unread(info)
         counted = await count_after(self._client, self._keys.stream, after, None if known is None else 1)

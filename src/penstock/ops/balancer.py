@@ -19,6 +19,7 @@ from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import ask, number_or
 from penstock.redis.retry import Repeat
+from penstock.shown import command_line
 
 _PAGE = 500
 _RELEASED = "released"  # the consumer under whose name a stream waits that was taken from its owner
@@ -118,18 +119,21 @@ class Services:
             page = await self.streams(service, limit=_PAGE, cursor=cursor)
             for stream in page.items:
                 if stream.data_stream == data_stream and stream.owner:
-                    await self._take(BalancerKeys.of(service), stream)
+                    if not await self._take(BalancerKeys.of(service), stream):
+                        raise NotFound(
+                            f"{stream.owner!r} does not hold data stream {data_stream!r} of service {service!r} any "
+                            f"more; list the owners with {command_line('balance ls', service)}"
+                        )
                     return stream.owner
             cursor = page.cursor
             if not cursor:
                 raise NotFound(f"data stream {data_stream!r} of service {service!r} has no owner")
 
-    async def _take(self, keys: BalancerKeys, stream: BalancedStream) -> None:
+    async def _take(self, keys: BalancerKeys, stream: BalancedStream) -> bool:
         client, lock = self._client, BalancerKeys.lock(stream.data_stream, stream.entry_id)
         args: list[str | int] = [keys.group, stream.owner, stream.entry_id, _RELEASED, _LONG_IDLE_MS]
         if not client.is_cluster:
-            await client.run("ops/release", [keys.stream, lock], args, Repeat.IDEMPOTENT)
-            return
+            return bool(await client.run("ops/release", [keys.stream, lock], args, Repeat.IDEMPOTENT))
         commands = BalancerCommands(client, keys, _RELEASED, BalancerConfig())
         for _ in range(_TRIES):
             await client.run("ops/release", [keys.stream], args, Repeat.IDEMPOTENT)
@@ -137,7 +141,8 @@ class Services:
             # The steps run on two nodes: a heartbeat in between takes the entry back.
             [entry] = await commands.pending_of([stream.entry_id])
             if entry is None or entry.consumer != stream.owner:
-                return
+                return True
+        return False
 
 
 def _service(look: Look) -> str:

@@ -74,11 +74,12 @@ def encoded(form: str, value: Any) -> bytes:
         return value
     if form == "msgpack":
         return _MSGPACK.encode(value)
-    if form == "json" or not isinstance(value, str):
-        return _JSON.encode(value)
-    if form in {"text", "none"}:
-        return value.encode()
-    raise ConfigurationError(f"a payload of form {form} can only be replaced by bytes")
+    if form not in {"json", "text", "none"}:
+        raise ConfigurationError(
+            f"a payload of form {form!r} can only be replaced by bytes, which its consumers must be able to read; to "
+            "replace a protected payload by a value, give the client a Protection with the keys"
+        )
+    return value.encode() if isinstance(value, str) and form != "json" else _JSON.encode(value)
 
 
 def _cut(raw: bytes, size: int) -> Payload:

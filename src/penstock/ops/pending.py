@@ -14,7 +14,6 @@ from penstock.ops.model import Page, Pending
 from penstock.policy import Reason
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
-from penstock.redis.packing import Command
 from penstock.redis.reading import Question, ask
 from penstock.redis.retry import Repeat
 
@@ -94,23 +93,17 @@ class PendingMessages:
     ) -> list[str]:
         """Hand messages that have been idle for `min_idle_ms` to a consumer; return their ids.
 
-        The consumer finds them when its lease on them runs out. retry() hands them out at once.
+        The consumer finds them when its lease on them runs out. retry() hands them out at once. A message whose entry
+        is gone stays where it is: it becomes a dead letter when it is recovered.
         """
         check_name("consumer", consumer)
-        key, claimed = self._catalogue.keys(stream).stream, list[str]()
-        for start in range(0, len(ids), MAX_IDS):
-            command: Command = (
-                "XCLAIM",
-                key,
-                group,
-                consumer,
-                min_idle_ms,
-                *map(checked_id, ids[start : start + MAX_IDS]),
-                "JUSTID",
-            )
+        key, left, claimed = self._catalogue.keys(stream).stream, list(map(checked_id, ids)), list[str]()
+        while left:
+            args: list[str | int] = [group, consumer, min_idle_ms, *left[:MAX_IDS]]
             async with self._catalogue.group_must_exist(stream, group):
-                reply: Reply = await self._client.call(key, *command, repeat=Repeat.IDEMPOTENT)
-            claimed += [entry_id.decode() for entry_id in reply]
+                reply: Reply = await self._client.run("ops/claim", [key], args, Repeat.IDEMPOTENT)
+            claimed += [entry_id.decode() for entry_id in reply[0]]
+            left = left[int(reply[1]) :]
         return claimed
 
     async def retry(self, stream: str, group: str, ids: Sequence[str], *, min_idle_ms: int = 0) -> list[str]:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from penstock.errors import NotFound
+from penstock.errors import ConfigurationError
 from penstock.keys import QueueKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue
 from penstock.ops.model import QueueInfo, StreamInfo, StreamKind
 from penstock.ops.streams import Streams
 from penstock.queue.administration import Administration, stats_of
 from penstock.queue.model import GROUP, MessageData, QueueStats
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import run_many
+from penstock.redis.reading import newest_id, run_many
 from penstock.redis.translate import checked
 
 
 class MessageQueues:
     """The message queues of one server."""
 
-    def __init__(self, client: StreamClient, catalogue: Catalogue, streams: Streams) -> None:
-        self._client, self._catalogue, self._streams = client, catalogue, streams
+    def __init__(self, client: StreamClient, streams: Streams) -> None:
+        self._client, self._streams = client, streams
 
     async def all(self, match: str = "*") -> list[QueueInfo]:
         """Return all message queues that have been read from, by name."""
@@ -33,8 +32,8 @@ class MessageQueues:
         ]
 
     async def stats(self, queue: str, *, key_separator: str = "::") -> QueueInfo:
-        """Return the numbers of one queue; raise NotFound if there is no such stream."""
-        stream = await self._streams.info(queue, memory=False)
+        """Return the numbers of one queue; raise NotFound if there is no such stream, or if it is no message queue."""
+        stream = await self._info(queue)
         return _numbers(stream, await self._administration(queue, key_separator).stats())
 
     def _administration(self, queue: str, separator: str) -> Administration:
@@ -48,14 +47,33 @@ class MessageQueues:
         `source` is pending, processing, retrying, completed, failed or dead_letter.
         """
         check_number("count", count)
-        await self._streams.info(queue, memory=False)
+        await self._info(queue)
         return await self._administration(queue, key_separator).peek(count, source)
 
-    async def purge(self, queue: str, target: str = "pending", *, key_separator: str = "::") -> int:
-        """Delete pending messages, the completed or failed log, or dead letters; return how many."""
-        if not await self._catalogue.look([queue]):
-            raise NotFound(f"message queue {queue!r} does not exist; list queues with `penstock queue ls`")
-        return await self._administration(queue, key_separator).purge(target)
+    async def newest(self, queue: str) -> str:
+        """Return the id of the newest message: purge(until=...) keeps those that arrive after it."""
+        await self._info(queue)
+        return await newest_id(self._client, self._streams.key(queue))
+
+    async def purge(
+        self, queue: str, target: str = "pending", *, key_separator: str = "::", until: str | None = None
+    ) -> int:
+        """Delete pending messages, the completed or failed log, or dead letters; return how many.
+
+        Guarantees: pending messages that arrive meanwhile, or after the id `until`, are kept.
+        """
+        await self._info(queue)
+        return await self._administration(queue, key_separator).purge(target, until)
+
+    async def _info(self, name: str) -> StreamInfo:
+        found = await self._streams.info(name, memory=False)
+        # A queue that was never read from is a stream without groups.
+        if found.kind is not StreamKind.QUEUE and (found.kind is not StreamKind.STREAM or found.groups_count):
+            raise ConfigurationError(
+                f"stream {name!r} is not a message queue: its kind is {found.kind.value!r}; list message queues with "
+                "`penstock queue ls`"
+            )
+        return found
 
 
 def _lag(stream: StreamInfo) -> Lag:

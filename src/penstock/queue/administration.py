@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from penstock import envelope
+from penstock import envelope, ids
 from penstock.delivery.dead_letters import DeadLetters
 from penstock.delivery.janitor import count_after
 from penstock.errors import ConfigurationError, DecodeError
@@ -14,7 +14,7 @@ from penstock.protection import payload_of
 from penstock.queue.model import GROUP, MessageData, QueueStats, decode_payload
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import ScriptCall
+from penstock.redis.reading import ScriptCall, newest_id
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
@@ -83,8 +83,11 @@ class Administration:
         """Put dead letters back into the queue; return the ids of the new entries."""
         return await DeadLetters(self._client, self._key.pending, self._dead_letters).redrive(limit=limit)
 
-    async def purge(self, target: str) -> int:
-        """Delete all messages in a state for good; return how many."""
+    async def purge(self, target: str, until: str | None = None) -> int:
+        """Delete all messages in a state for good; return how many.
+
+        Pending messages that arrive meanwhile, or after the id `until`, are kept.
+        """
         if target not in _TARGETS:
             what = "messages in processing cannot be purged; " if target == "processing" else ""
             raise ConfigurationError(f"target={target!r}: {what}use one of {', '.join(_TARGETS)}")
@@ -93,8 +96,8 @@ class Administration:
             keys = [log, self._keys.operation(secrets.token_hex(8))]
             args: list[str | int] = [OPERATION_TTL_S, "XTRIM", "MAXLEN", 0]
             return int(await self._client.run("queue/once", keys, args, Repeat.IDEMPOTENT))
-        total = 0
-        while (dropped := await drop_unread(self._client, self._key.pending, _STEP)) is not None:
+        total, last = 0, until if until is not None else await newest_id(self._client, self._keys.stream)
+        while (dropped := await drop_unread(self._client, self._key.pending, _STEP, until=last)) is not None:
             total += len(dropped)
         return total
 
@@ -105,14 +108,17 @@ def stats_of(reply: Reply, unread: int = 0) -> QueueStats:
     return QueueStats(unread if counted < 0 else counted, taken - waiting, waiting, completed, failed, dead)
 
 
-async def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0) -> list[str] | None:
+async def drop_unread(
+    client: StreamClient, queue: str, count: int, at_least: int = 0, until: str = ids.LAST
+) -> list[str] | None:
     """Drop the oldest messages that were never delivered, with their deduplication keys; None = there are none.
 
-    Drops nothing from a queue of fewer than `at_least` messages. An empty list means that another client has already
-    made room: the caller should check again.
+    Drops nothing newer than the id `until`, and nothing from a queue of fewer than `at_least` messages. An empty list
+    means that another client has already made room: the caller should check again.
     """
     keys = client.keys(queue)
     oldest, _ = await client.run("queue/unread", [keys.stream], [GROUP, count, 1, ""], Repeat.READ)
+    oldest = [row for row in oldest if ids.parse(row[0].decode()) <= ids.parse(until)]
     if not oldest:
         has_room = at_least and await client.call(keys.stream, "XLEN", keys.stream) < at_least
         return [] if has_room else None

@@ -113,6 +113,12 @@ async def stream_keys(client: StreamClient, pattern: str) -> list[str]:
     return sorted(found)
 
 
+async def newest_id(client: StreamClient, key: str) -> str:
+    """Return the id of the newest entry of the stream; 0-0 = it is empty."""
+    rows = await client.call(key, "XREVRANGE", key, "+", "-", "COUNT", 1)
+    return rows[0][0].decode() if rows else ids.ZERO
+
+
 async def pages(
     client: StreamClient, key: str, start: str = "-", end: str = "+"
 ) -> AsyncIterator[list[tuple[bytes, list[bytes]]]]:

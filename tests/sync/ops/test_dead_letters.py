@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +18,7 @@ from penstock.ops.failures import fingerprint
 from penstock.serializers import MsgpackSerializer
 from penstock.sync import DeadLetters, Protection, RedisMessageQueue, StreamClient, StreamProducer
 from penstock.sync.ops import DeadLetterFilter, Inspector, StreamKind
+from penstock.sync.ops.entries import EntryRange
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.sync.ops.stage import DEAD_LETTERS, GROUP, STREAM, add, give_up, read_as
 
@@ -178,6 +182,7 @@ def test_a_dry_run_changes_nothing(client: StreamClient, inspector: Inspector) -
     report = inspector.dead_letters.redrive(STREAM, dry_run=True)
     assert (report.matched, report.redriven, report.is_dry_run) == (3, 0, True)
     assert inspector.dead_letters.purge(STREAM, dry_run=True) == 3
+    assert inspector.dead_letters.purge(STREAM, dry_run=True, limit=2) == 2
     assert DeadLetters(client, STREAM).count() == 3
 
 
@@ -291,6 +296,30 @@ def test_an_edited_payload_is_protected_again(redis_url: str) -> None:
         assert (inspector.streams.entry(STREAM, new_id)).payload.value == 8
 
 
+@pytest.mark.parametrize(
+    ("form", "payload"),
+    [
+        ("protected", Protection("sign", {"one": b"k" * 32}).protect(b"1", STREAM, "")),
+        ("pickle", pickle.dumps({"order": 1})),
+        ("binary", b"\xff\xfe"),
+    ],
+    ids=["protected", "pickle", "binary"],
+)
+def test_a_value_replaces_no_payload_that_it_cannot_be_written_as(
+    inspector: Inspector, raw: redis.Redis, form: str, payload: bytes
+) -> None:
+    raw.xadd(DEAD_LETTERS, {"data": payload, "dlq_reason": "fatal"})
+    [letter] = (inspector.dead_letters.page(STREAM)).items
+    assert letter.payload.form == form
+    for value in ({"order": 2}, 2, None, "two"):
+        with pytest.raises(ConfigurationError, match=f"of form '{form}' can only be replaced by bytes"):
+            inspector.dead_letters.redrive_edited(STREAM, letter.id, value)
+    [(_, fields)] = raw.xrange(DEAD_LETTERS)
+    assert fields[b"data"] == payload
+    inspector.dead_letters.redrive_edited(STREAM, letter.id, b"2")
+    assert raw.xrange(STREAM)[0][1][b"data"] == b"2"
+
+
 def test_the_payload_of_a_task_is_edited(client: StreamClient, inspector: Inspector) -> None:
     task_id = dead_task(client)
     letter = inspector.dead_letters.show("jobs", task_id)
@@ -298,6 +327,25 @@ def test_the_payload_of_a_task_is_edited(client: StreamClient, inspector: Inspec
     task = RedisTaskQueue(client, "jobs").pop()
     assert task is not None
     assert (task.id, task.payload) == (task_id, {"page": 8})
+
+
+def test_records_chosen_by_their_ids_are_changed_without_reading_the_others(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(6):
+        raw.xadd(DEAD_LETTERS, {"data": "1", "dlq_reason": "fatal"}, id=f"{n + 1}000-0")
+    ranges, read = list[EntryRange](), dead_letters_module.read_entries
+
+    def noted(client: StreamClient, key: str, wanted: EntryRange) -> Any:
+        ranges.append(wanted)
+        return read(client, key, wanted)
+
+    monkeypatch.setattr(dead_letters_module, "read_entries", noted)
+    chosen = DeadLetterFilter(ids=frozenset({"3000-0", "4000-0"}))
+    assert inspector.dead_letters.count(STREAM, chosen) == (2, True)
+    assert (inspector.dead_letters.redrive(STREAM, replace(chosen, until_ms=3_000))).redriven == 1
+    assert inspector.dead_letters.purge(STREAM, chosen) == 1
+    assert {(each.start, each.end) for each in ranges} == {("3000-0", "4000"), ("3000-0", "3000")}
 
 
 def test_those_that_match_are_purged(client: StreamClient, inspector: Inspector) -> None:

@@ -75,6 +75,21 @@ def test_a_message_is_claimed_for_another_consumer(inspector: Inspector, raw: re
         inspector.pending.claim(STREAM, GROUP, ids, "")
 
 
+def test_a_message_without_an_entry_stays_with_its_holder(inspector: Inspector, raw: redis.Redis) -> None:
+    first, second = add(raw, 2)
+    read_as(raw, "one", 2)
+    raw.xdel(STREAM, first)
+    assert inspector.pending.claim(STREAM, GROUP, [first, second, "1-1"], "two") == [second]
+    page = inspector.pending.page(STREAM, GROUP)
+    assert [(each.id, each.consumer) for each in page.items] == [(first, "one"), (second, "two")]
+
+
+def test_large_messages_are_claimed_a_few_at_a_time(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 5, data=b"x" * 300_000)
+    ids = read_as(raw, "one", 5)
+    assert inspector.pending.claim(STREAM, GROUP, ids, "two") == ids
+
+
 def test_a_message_that_is_made_due_is_handled_by_whoever_comes_next(
     client: StreamClient, inspector: Inspector, raw: redis.Redis
 ) -> None:

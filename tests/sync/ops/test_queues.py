@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis
 
+import penstock.sync.queue.administration as administration_module
 from penstock.errors import ConfigurationError, NotFound
 from penstock.sync import RedisMessageQueue, StreamClient
 from penstock.sync.ops import Inspector
+from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.helpers.round_trips import count_round_trips
+from tests.sync.ops.stage import DEAD_LETTERS, STREAM, add, give_up
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -60,3 +64,39 @@ def test_an_unknown_queue_is_not_found(client: StreamClient, inspector: Inspecto
     RedisMessageQueue("mail", client=client).publish("a")
     with pytest.raises(ConfigurationError, match="source='sent'"):
         inspector.queues.peek("mail", source="sent")
+
+
+def test_only_a_message_queue_is_counted_and_purged_as_one(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    RedisTaskQueue(client, "jobs").enqueue(Task(kind="render"))
+    give_up(client, [1, 2])
+    add(raw, 3)
+    raw.xadd("mail::completed", {"data": "x"})
+    raw.xadd("svc-input", {"lbs-input": "{}"})
+    raw.xgroup_create("svc-input", "svc-group", "0")
+    lengths = {name: raw.xlen(name) for name in (STREAM, DEAD_LETTERS, "jobs.tasks", "mail::completed", "svc-input")}
+    for name in lengths:
+        for call in (inspector.queues.stats, inspector.queues.peek, inspector.queues.purge, inspector.queues.newest):
+            with pytest.raises(ConfigurationError, match=f"stream '{name}' is not a message queue"):
+                call(name)
+    assert {name: raw.xlen(name) for name in lengths} == lengths
+
+
+def test_what_arrives_after_the_newest_counted_message_is_not_purged(
+    client: StreamClient, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = RedisMessageQueue("mail", client=client)
+    queue.publish("a")
+    newest = inspector.queues.newest("mail")
+    queue.publish("b")
+    assert inspector.queues.purge("mail", until=newest) == 1
+    drop_unread = administration_module.drop_unread
+
+    def drop_beside_a_producer(*args: Any, **options: Any) -> Any:
+        queue.publish("c")
+        return drop_unread(*args, **options)
+
+    monkeypatch.setattr(administration_module, "drop_unread", drop_beside_a_producer)
+    assert inspector.queues.purge("mail") == 1
+    assert set(inspector.queues.peek("mail")) == {"c"}

@@ -13,6 +13,7 @@ from penstock.keys import BalancerKeys
 from penstock.redis.scripts import script
 from penstock.sync import StreamBalancer, StreamClient, StreamDisowned, StreamExpired
 from penstock.sync.ops import Inspector
+from penstock.sync.ops.model import BalancedStream, Page
 from tests.helpers.round_trips import count_round_trips
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -66,6 +67,24 @@ def test_a_released_stream_is_lost_by_its_owner_and_goes_to_another_consumer(
             assert stream.owner.endswith("second")
     with pytest.raises(NotFound, match="data stream 'session-9' of service"):
         inspector.services.release("svc", "session-9")
+
+
+def test_a_stream_is_not_released_from_one_who_does_not_hold_it_any_more(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with StreamBalancer(client, "svc", id="first") as notices:
+        StreamBalancer(client, "svc", id="producer").add_stream("session-1")
+        owned = (next(notices)).payload
+        known = inspector.services.streams("svc")
+        raw.set(owned.lock, "second")  # after the look, before the release
+
+        def seen_before(*_: object, **__: object) -> Page[BalancedStream]:
+            return known
+
+        monkeypatch.setattr(inspector.services, "streams", seen_before)
+        with pytest.raises(NotFound, match="does not hold data stream 'session-1' of service 'svc' any more"):
+            inspector.services.release("svc", "session-1")
+    assert raw.get(owned.lock) == b"second"
 
 
 def test_a_heartbeat_right_after_the_release_takes_nothing_back(client: StreamClient, raw: redis.Redis) -> None:

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import redis
 
-from penstock.errors import ConfigurationError, NotFound
-from penstock.sync import StreamClient
+from penstock.errors import ConfigurationError, DecodeError, NotFound
+from penstock.sync import Protection, StreamClient
 from penstock.sync.ops import Inspector, TaskState
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Result, Task, Worker
 from tests.helpers.round_trips import count_round_trips
@@ -56,8 +56,8 @@ def test_tasks_are_listed_by_their_state(inspector: Inspector, queue: RedisTaskQ
     assert (info.queued, info.running, info.waiting, info.scheduled, info.open) == (5, 2, 1, 5, 13)
     assert info.open_by_kind == {"a": 3, "b": 10}
     assert inspector.tasks.names() == [QUEUE]
-    with pytest.raises(ConfigurationError, match="state='dead'"):
-        inspector.tasks.tasks(QUEUE, TaskState.DEAD)
+    with pytest.raises(ConfigurationError, match="state='unknown'"):
+        inspector.tasks.tasks(QUEUE, TaskState.UNKNOWN)
 
 
 def test_the_numbers_of_many_queues_take_few_round_trips(
@@ -249,3 +249,12 @@ def test_an_entry_that_is_no_task_is_shown_with_the_reason(
     page = inspector.tasks.tasks(QUEUE)
     assert [task.id for task in page.items] == ["one", "bad"]
     assert page.items[1].error
+
+
+def test_a_schedule_whose_next_task_cannot_be_read_says_why_it_is_not_run(redis_url: str, inspector: Inspector) -> None:
+    with StreamClient.from_url(redis_url, protection=Protection("sign", {"one": b"k" * 32})) as client:
+        queue = RedisTaskQueue(client, QUEUE)
+        queue.enqueue(Task(kind="report", id="cron.nightly.1"), delay=3_600)
+        with pytest.raises(DecodeError, match="next task of schedule 'nightly' of queue 'jobs' cannot be copied: "):
+            inspector.schedules.run(QUEUE, "nightly")
+        assert Inspector(client).schedules.run(QUEUE, "nightly")

@@ -31,8 +31,7 @@ class TaskState(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"  # for its next run
     DONE = "done"  # has a result: ok, error or skip
-    DEAD = "dead"
-    UNKNOWN = "unknown"  # never heard of, or its result was let go
+    UNKNOWN = "unknown"  # never heard of, or its result was let go: it may still be a dead letter
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,8 @@ def _row(document: Any, default_stream: str, number: int, *, needs_id: bool) -> 
     entry_id = str(document.get("id", f"0-{number}"))
     if not _ID.fullmatch(entry_id):
         raise ValueError(f"id {entry_id!r} is invalid: write it as 1794700800000-0")
-    ms, seq = ids.parse(entry_id) if ids.is_id(entry_id) else (_MOST_IN_COLUMN, _MOST_IN_COLUMN)
+    whole = entry_id if "-" in entry_id else f"{entry_id}-0"
+    ms, seq = ids.parse(whole) if ids.is_id(whole) else (_MOST_IN_COLUMN, _MOST_IN_COLUMN)
     if max(ms * 1000, seq) > _MOST_IN_COLUMN:
         raise ValueError(f"id {entry_id!r} is too large")
     return {

@@ -124,7 +124,7 @@ class Sweep:
     def look_into(self, names: dict[str, str]) -> None:
         """Check hints: the names of data streams by the ids of the entries whose locks expired."""
         # Locks do not name their service: ignore those whose entry is not pending here under the same name.
-        wanted = [entry_id for entry_id in names if "-" in entry_id and ids.is_id(entry_id)]
+        wanted = [entry_id for entry_id in names if ids.is_id(entry_id)]
         if not wanted:
             return
         try:

@@ -23,7 +23,7 @@ from penstock.runtime.threads import comes_from_outside
 from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.delivery.janitor import trim_all
 from penstock.sync.redis.client import StreamClient, check_client
-from penstock.sync.redis.reading import pages
+from penstock.sync.redis.reading import newest_id, pages
 from penstock.type_checks import check_list
 
 Ids: TypeAlias = list[str]  # the class has a method of that name
@@ -179,10 +179,6 @@ class DeadLetterStream(ABC, Generic[Letter]):
             for entry_id, fields in rows:
                 yield self._parse(entry_id.decode(), fields)
 
-    def _newest(self) -> str:
-        rows = self._client.call(self._key, "XREVRANGE", self._key, "+", "-", "COUNT", 1)
-        return rows[0][0].decode() if rows else stream_ids.ZERO
-
     def _of_ids(self, wanted: Sequence[str]) -> Iterator[Letter]:
         for record_id in sorted({name for name in wanted if stream_ids.is_id(name)}, key=stream_ids.parse):
             letter = self.record(record_id)
@@ -208,7 +204,7 @@ class DeadLetterStream(ABC, Generic[Letter]):
         added: Ids = []
         operation = secrets.token_hex(8)
         # Skip records that are added meanwhile, else a message that fails again would be redriven again.
-        letters = self.iterate(end=self._newest()) if ids is None else self._of_ids(ids)
+        letters = self.iterate(end=newest_id(self._client, self._key)) if ids is None else self._of_ids(ids)
         for letter in letters:
             if limit is not None and len(added) >= limit:
                 break

@@ -74,6 +74,12 @@ class ConsumerGroup:
         """
         return self._lag(self._info())
 
+    def has_work(self) -> bool:
+        """Return whether anything is unread or pending; unlike lag(), this counts nothing."""
+        info = self._info()
+        after = info["last-delivered-id"].decode()
+        return info["pending"] > 0 or bool((count_after(self._client, self._keys.stream, after, 1)).first)
+
     def _lag(self, info: dict[str, Any]) -> Lag:
         after, known = info["last-delivered-id"].decode(), self._unread(info)
         counted = count_after(self._client, self._keys.stream, after, None if known is None else 1)

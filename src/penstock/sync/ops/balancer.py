@@ -14,6 +14,7 @@ from penstock.keys.stream_names import service_of
 from penstock.number_checks import check_number
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
+from penstock.shown import command_line
 from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.ops.catalogue import Catalogue, Look, checked_id
 from penstock.sync.ops.lag import measure
@@ -119,18 +120,21 @@ class Services:
             page = self.streams(service, limit=_PAGE, cursor=cursor)
             for stream in page.items:
                 if stream.data_stream == data_stream and stream.owner:
-                    self._take(BalancerKeys.of(service), stream)
+                    if not self._take(BalancerKeys.of(service), stream):
+                        raise NotFound(
+                            f"{stream.owner!r} does not hold data stream {data_stream!r} of service {service!r} any "
+                            f"more; list the owners with {command_line('balance ls', service)}"
+                        )
                     return stream.owner
             cursor = page.cursor
             if not cursor:
                 raise NotFound(f"data stream {data_stream!r} of service {service!r} has no owner")
 
-    def _take(self, keys: BalancerKeys, stream: BalancedStream) -> None:
+    def _take(self, keys: BalancerKeys, stream: BalancedStream) -> bool:
         client, lock = self._client, BalancerKeys.lock(stream.data_stream, stream.entry_id)
         args: list[str | int] = [keys.group, stream.owner, stream.entry_id, _RELEASED, _LONG_IDLE_MS]
         if not client.is_cluster:
-            client.run("ops/release", [keys.stream, lock], args, Repeat.IDEMPOTENT)
-            return
+            return bool(client.run("ops/release", [keys.stream, lock], args, Repeat.IDEMPOTENT))
         commands = BalancerCommands(client, keys, _RELEASED, BalancerConfig())
         for _ in range(_TRIES):
             client.run("ops/release", [keys.stream], args, Repeat.IDEMPOTENT)
@@ -138,7 +142,8 @@ class Services:
             # The steps run on two nodes: a heartbeat in between takes the entry back.
             [entry] = commands.pending_of([stream.entry_id])
             if entry is None or entry.consumer != stream.owner:
-                return
+                return True
+        return False
 
 
 def _service(look: Look) -> str:

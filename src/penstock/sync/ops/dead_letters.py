@@ -35,6 +35,7 @@ from penstock.sync.ops.model import (
     StreamKind,
 )
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import newest_id
 from penstock.sync.tasks.dead_tasks import DeadTasks
 from penstock.sync.tasks.entries import TaskEntries
 from penstock.task import LIMITS
@@ -171,6 +172,7 @@ class DeadLetterStreams:
         max_value_bytes: int, fields: str = "",
     ) -> tuple[list[DeadLetterInfo], str]:  # fmt: skip
         """Return what the server selects: entries of the time, with the text."""
+        matching = _between(matching)
         start = f"{matching.since_ms}-0" if matching.since_ms else "-"
         end = str(matching.until_ms) if matching.until_ms is not None else "+"
         if cursor:
@@ -280,7 +282,7 @@ class DeadLetterStreams:
         if matching.ids:
             return matching
         place = self._find(stream)
-        newest_ms = min(ids.parse(place.last_id or self._newest(place))[0], LAST_MS)
+        newest_ms = min(ids.parse(place.last_id or newest_id(self._client, place.key))[0], LAST_MS)
         return replace(matching, until_ms=min(newest_ms, newest_ms if matching.until_ms is None else matching.until_ms))
 
     # --- changes ------------------------------------------------------------------------------------
@@ -309,7 +311,7 @@ class DeadLetterStreams:
         place = self._find(stream)
         store = self._store(place, to or place.owner)
         matched, refused, added = 0, 0, list[str]()
-        for letter in self._scan(place, matching, _SHORT, end=place.last_id or self._newest(place)):
+        for letter in self._scan(place, matching, _SHORT, end=place.last_id or newest_id(self._client, place.key)):
             if limit is not None and matched - refused >= limit:
                 return RedriveReport(matched, len(added), refused, tuple(added), dry_run, is_complete=False)
             matched += 1
@@ -322,10 +324,6 @@ class DeadLetterStreams:
                 added += new_ids
                 refused += not new_ids
         return RedriveReport(matched, len(added), refused, tuple(added), dry_run)
-
-    def _newest(self, place: _Place) -> str:
-        rows = self._client.call(place.key, "XREVRANGE", place.key, "+", "-", "COUNT", 1)
-        return rows[0][0].decode() if rows else ids.ZERO
 
     def redrive_edited(self, stream: str, record_id: str, value: Any, *, to: str | None = None) -> str:
         """Put one dead letter back with another payload; return the id of its entry, or of its task.
@@ -379,18 +377,18 @@ class DeadLetterStreams:
         Guarantees: dead letters that arrive meanwhile are kept.
         """
         place, chosen, gone = self._find(stream), list[str](), 0
-        if dry_run:
-            return (self.count(stream, matching))[0]
-        for letter in self._scan(place, matching, _SHORT, end=place.last_id or self._newest(place)):
+        for letter in self._scan(place, matching, _SHORT, end=place.last_id or newest_id(self._client, place.key)):
             if limit is not None and gone + len(chosen) >= limit:
                 break
             chosen.append(letter.id)
             if len(chosen) == _TOGETHER:
-                gone += self._delete(place, chosen)
+                gone += self._delete(place, chosen, dry_run)
                 chosen = []
-        return gone + (self._delete(place, chosen) if chosen else 0)
+        return gone + self._delete(place, chosen, dry_run)
 
-    def _delete(self, place: _Place, chosen: Sequence[str]) -> int:
+    def _delete(self, place: _Place, chosen: Sequence[str], dry_run: bool) -> int:
+        if dry_run or not chosen:
+            return len(chosen)
         return int(self._client.call(place.key, "XDEL", place.key, *chosen, repeat=Repeat.IDEMPOTENT))
 
     def _store(self, place: _Place, to: str) -> Any:
@@ -405,6 +403,15 @@ class DeadLetterStreams:
                 "stream as `to` (--to)"
             )
         return DeadLetters(self._client, to, place.stream)
+
+
+def _between(matching: DeadLetterFilter) -> DeadLetterFilter:
+    """Return the same filter with the times between which its records were written: only these are read."""
+    if not matching.ids or not all(map(ids.is_id, matching.ids)):  # tasks do not say when they were given up
+        return matching
+    times = [ids.parse(record_id)[0] for record_id in matching.ids]
+    until_ms = max(times) if matching.until_ms is None else min(matching.until_ms, max(times))
+    return replace(matching, since_ms=max(matching.since_ms, min(times)), until_ms=until_ms)
 
 
 def _usual(name: str, *, is_cluster: bool) -> Iterator[str]:

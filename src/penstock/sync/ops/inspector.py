@@ -40,7 +40,7 @@ class Inspector:
         self.groups = Groups(client, self._catalogue, self.streams)
         self.pending = PendingMessages(client, self._catalogue)
         self.dead_letters = DeadLetterStreams(client, self._catalogue)
-        self.queues = MessageQueues(client, self._catalogue, self.streams)
+        self.queues = MessageQueues(client, self.streams)
         self.tasks = TaskQueues(client, self._catalogue)
         self.schedules = Schedules(client, self.tasks)
         self.workers = Workers(client, self._catalogue)

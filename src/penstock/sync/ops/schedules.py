@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 
 from penstock import envelope
-from penstock.errors import NotFound
+from penstock.errors import DecodeError, NotFound
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.ops.model import ScheduleInfo, TaskState
@@ -99,6 +99,8 @@ class Schedules:
             raise NotFound(
                 f"schedule {name!r} of queue {queue!r} has no next task to copy: start a worker that declares it"
             )
+        if info.error:
+            raise DecodeError(f"the next task of schedule {name!r} of queue {queue!r} cannot be copied: {info.error}")
         task = Task(
             kind=info.kind,
             payload=info.payload or {},

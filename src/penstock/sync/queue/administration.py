@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from penstock import envelope
+from penstock import envelope, ids
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.keys import QueueKeys
 from penstock.protection import payload_of
@@ -16,7 +16,7 @@ from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.delivery.dead_letters import DeadLetters
 from penstock.sync.delivery.janitor import count_after
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import ScriptCall
+from penstock.sync.redis.reading import ScriptCall, newest_id
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")
@@ -84,8 +84,11 @@ class Administration:
         """Put dead letters back into the queue; return the ids of the new entries."""
         return DeadLetters(self._client, self._key.pending, self._dead_letters).redrive(limit=limit)
 
-    def purge(self, target: str) -> int:
-        """Delete all messages in a state for good; return how many."""
+    def purge(self, target: str, until: str | None = None) -> int:
+        """Delete all messages in a state for good; return how many.
+
+        Pending messages that arrive meanwhile, or after the id `until`, are kept.
+        """
         if target not in _TARGETS:
             what = "messages in processing cannot be purged; " if target == "processing" else ""
             raise ConfigurationError(f"target={target!r}: {what}use one of {', '.join(_TARGETS)}")
@@ -94,8 +97,8 @@ class Administration:
             keys = [log, self._keys.operation(secrets.token_hex(8))]
             args: list[str | int] = [OPERATION_TTL_S, "XTRIM", "MAXLEN", 0]
             return int(self._client.run("queue/once", keys, args, Repeat.IDEMPOTENT))
-        total = 0
-        while (dropped := drop_unread(self._client, self._key.pending, _STEP)) is not None:
+        total, last = 0, until if until is not None else newest_id(self._client, self._keys.stream)
+        while (dropped := drop_unread(self._client, self._key.pending, _STEP, until=last)) is not None:
             total += len(dropped)
         return total
 
@@ -106,14 +109,17 @@ def stats_of(reply: Reply, unread: int = 0) -> QueueStats:
     return QueueStats(unread if counted < 0 else counted, taken - waiting, waiting, completed, failed, dead)
 
 
-def drop_unread(client: StreamClient, queue: str, count: int, at_least: int = 0) -> list[str] | None:
+def drop_unread(
+    client: StreamClient, queue: str, count: int, at_least: int = 0, until: str = ids.LAST
+) -> list[str] | None:
     """Drop the oldest messages that were never delivered, with their deduplication keys; None = there are none.
 
-    Drops nothing from a queue of fewer than `at_least` messages. An empty list means that another client has already
-    made room: the caller should check again.
+    Drops nothing newer than the id `until`, and nothing from a queue of fewer than `at_least` messages. An empty list
+    means that another client has already made room: the caller should check again.
     """
     keys = client.keys(queue)
     oldest, _ = client.run("queue/unread", [keys.stream], [GROUP, count, 1, ""], Repeat.READ)
+    oldest = [row for row in oldest if ids.parse(row[0].decode()) <= ids.parse(until)]
     if not oldest:
         has_room = at_least and client.call(keys.stream, "XLEN", keys.stream) < at_least
         return [] if has_room else None
