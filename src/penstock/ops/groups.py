@@ -12,7 +12,7 @@ from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import check_name
 from penstock.number_checks import check_number
 from penstock.ops.catalogue import Catalogue, Look, missing_stream
-from penstock.ops.lag import GroupPosition, added_since, rates
+from penstock.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.ops.model import (
     Consumer,
     ConsumerState,
@@ -74,12 +74,13 @@ class Groups:
         if added is None or counted is None:  # before Redis 7.0, or of huge entries, which are not looked at
             if not before.last_generated_id:
                 return group_lag(last)
-            [found_since] = await added_since(
-                self._client, [(self._catalogue.keys(stream).stream, before.last_generated_id)]
-            )
+            since = (self._catalogue.keys(stream).stream, before.last_generated_id)
+            [found_since] = await added_since(self._client, [since], VERDICT_STEPS)
+            if found_since is None:
+                return group_lag(last)
             added, counted = max(found_since, after.length - before.length), 0
-        start = GroupPosition(before.now_ms / 1000, counted, first.lag.count)
-        found = rates(start, GroupPosition(after.now_ms / 1000, added, last.lag.count))
+        start = GroupPosition(before.now_ms / 1000, counted, first.lag.count, first.lag.is_exact)
+        found = rates(start, GroupPosition(after.now_ms / 1000, added, last.lag.count, last.lag.is_exact))
         if found is None:
             return group_lag(last)
         return replace(group_lag(last), in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)
