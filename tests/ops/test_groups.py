@@ -86,6 +86,23 @@ async def test_a_group_with_pending_messages_is_deleted_only_by_force(
         await inspector.groups.delete(STREAM, GROUP)
 
 
+async def test_a_group_beyond_those_in_lists_is_found_by_its_name(inspector: Inspector, raw: redis.Redis) -> None:
+    ids = add(raw, 5)
+    for n in range(64):
+        raw.xgroup_create(STREAM, f"group-{n:02}", "0")
+    raw.xgroup_create(STREAM, "zeta", ids[0])
+    stream = await inspector.streams.info(STREAM)
+    assert (len(stream.groups), stream.groups_count) == (64, 65)
+    [zeta] = {each["name"] for each in raw.xinfo_groups(STREAM)} - {each.name.encode() for each in stream.groups}
+    group = zeta.decode()
+    assert (await inspector.groups.info(STREAM, group)).name == group
+    assert (await inspector.groups.lag(STREAM, group)).count == (4 if group == "zeta" else 5)
+    assert await inspector.groups.seek(STREAM, group, ids[2]) == ids[2]
+    assert (await inspector.groups.lag(STREAM, group)).count == 2
+    await inspector.groups.delete(STREAM, group)
+    assert len(raw.xinfo_groups(STREAM)) == 64
+
+
 async def test_what_waits_for_a_retry_is_counted(client: StreamClient, inspector: Inspector) -> None:
     await StreamProducer(client, STREAM).push(1)
     await ConsumerGroup(client, STREAM, GROUP).ensure()

@@ -39,7 +39,7 @@ class Groups:
         self._client, self._catalogue, self._streams = client, catalogue, streams
 
     async def of(self, stream: str) -> tuple[GroupInfo, ...]:
-        """Return the groups of a stream; a lag that takes long to count is a bound."""
+        """Return the first 64 groups of a stream; a lag that takes long to count is a bound."""
         return (await self._streams.info(stream, memory=False)).groups
 
     async def info(self, stream: str, group: str) -> GroupInfo:
@@ -49,9 +49,11 @@ class Groups:
 
     async def _known(self, stream: str, group: str) -> GroupInfo:
         check_name("group", group)
-        for found in await self.of(stream):
-            if found.name == group:
-                return found
+        found = await self._streams.look([stream], (), only_group=group)
+        if not found:
+            await self._streams.info(stream, memory=False)  # raises NotFound where there is no stream
+        if found and found[0].groups:
+            return found[0].groups[0]
         raise NotFound(
             f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
         )

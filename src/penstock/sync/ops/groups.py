@@ -40,7 +40,7 @@ class Groups:
         self._client, self._catalogue, self._streams = client, catalogue, streams
 
     def of(self, stream: str) -> tuple[GroupInfo, ...]:
-        """Return the groups of a stream; a lag that takes long to count is a bound."""
+        """Return the first 64 groups of a stream; a lag that takes long to count is a bound."""
         return (self._streams.info(stream, memory=False)).groups
 
     def info(self, stream: str, group: str) -> GroupInfo:
@@ -50,9 +50,11 @@ class Groups:
 
     def _known(self, stream: str, group: str) -> GroupInfo:
         check_name("group", group)
-        for found in self.of(stream):
-            if found.name == group:
-                return found
+        found = self._streams.look([stream], (), only_group=group)
+        if not found:
+            self._streams.info(stream, memory=False)  # raises NotFound where there is no stream
+        if found and found[0].groups:
+            return found[0].groups[0]
         raise NotFound(
             f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
         )
