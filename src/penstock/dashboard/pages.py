@@ -12,6 +12,7 @@ from penstock.errors import NotFound
 from penstock.keys import QueueKeys
 from penstock.ops import ConsumerState, StreamInfo, StreamKind, TaskState
 from penstock.ops.condition import condition_of
+from penstock.ops.model import MOST_CONSUMERS
 from penstock.queue.model import GROUP
 
 Values = dict[str, Any]
@@ -226,7 +227,9 @@ async def workers(view: View) -> Values:
     page = await view.inspector.workers.page(
         state=ConsumerState(state) if state else None, limit=_ROWS, cursor=view.cursor()
     )
-    return {"page": page, "state": state, "states": list(ConsumerState)}
+    groups = [group for stream in (view.live.overview.streams if view.live.overview else ()) for group in stream.groups]
+    unlisted = [group for group in groups if group.consumers > MOST_CONSUMERS]
+    return {"page": page, "state": state, "states": list(ConsumerState), "unlisted": unlisted}
 
 
 async def balancer(view: View) -> Values:
