@@ -126,15 +126,16 @@ def delete(
     stream: StreamName,
     name: GroupName,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it even if messages are pending; they are lost.")
+        bool, typer.Option("--force", help="Delete it even if messages are pending or consumers are alive.")
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete a group and its retry and attempt records."""
     with server.inspector() as inspector:
-        pending = inspector.groups.info(stream, name).pending
-        confirm(f"Delete group {name} of {stream}, with {pending:,} pending messages?", yes=yes)
+        found = inspector.groups.info(stream, name)
+        what = f"{found.pending:,} pending and {lag_text(found.lag)} unread messages"
+        confirm(f"Delete group {name} of {stream}, with {what}?", yes=yes)
         gone = inspector.groups.delete(stream, name, force=force)
     row = {"stream": stream, "group": name, "pending": gone}
     print(

@@ -20,6 +20,7 @@ from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.ops.catalogue import Catalogue, Look, missing_stream
 from penstock.sync.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
+    MOST_CONSUMERS,
     Consumer,
     ConsumerState,
     GroupInfo,
@@ -152,7 +153,7 @@ class Groups:
     def delete(self, stream: str, group: str, *, force: bool = False) -> int:
         """Delete a group and what is kept for it; return how many pending messages went with it.
 
-        Raises ConfigurationError if messages are pending, unless `force` is true.
+        Raises ConfigurationError if messages are pending or consumers are alive, unless `force` is true.
         """
         found = self._known(stream, group)
         if found.pending and not force:
@@ -160,11 +161,22 @@ class Groups:
                 f"group {group!r} of stream {stream!r} has {found.pending} pending messages, which would be "
                 "lost: pass force=True (--force) to delete it anyway"
             )
+        if not force and (alive := self._alive(found)):
+            raise ConfigurationError(
+                f"group {group!r} of stream {stream!r} has live consumers ({alive}), which would create it again at "
+                "the beginning of the stream and handle all its entries again: stop them and wait until they count as "
+                "dead, or pass force=True (--force) to delete it anyway"
+            )
         keys = self._catalogue.keys(stream)
-        self._client.call(keys.stream, "XGROUP", "DESTROY", keys.stream, group, repeat=Repeat.IDEMPOTENT)
-        for kept in (keys.attempts(group), keys.retries(group), keys.position(group)):
-            self._client.call(keys.stream, "DEL", kept, repeat=Repeat.IDEMPOTENT)
+        kept = [keys.position(group), keys.retries(group), keys.attempts(group)]
+        self._client.run("ops/delete_group", [keys.stream, *kept], [group], Repeat.IDEMPOTENT)
         return found.pending
+
+    def _alive(self, group: GroupInfo) -> int:
+        if group.consumers > MOST_CONSUMERS:
+            return group.consumers  # too many to list
+        found = self.consumers(group.stream, group.name, limit=MOST_CONSUMERS)
+        return sum(each.state is not ConsumerState.DEAD for each in found.items)
 
 
 def reader_positions(streams: Sequence[StreamInfo]) -> list[ReaderPosition]:
