@@ -47,8 +47,10 @@ def create_app(
 ) -> Starlette:
     """Return the dashboard as an ASGI application, to run by itself or to mount in another one.
 
-    `client` is a URL, or a StreamClient, which stays yours. Without a `token` only requests for this machine, or for
-    one of the `allowed_hosts`, are answered. `identify` says who sends a request, for the audit stream.
+    `client` is a URL, or a StreamClient, which stays yours. Only requests whose Host header names this machine, or one
+    of the `allowed_hosts`, are answered. That stops websites in a browser, but not programs, which choose their Host:
+    without a `token`, everyone who reaches the application is let in. `identify` says who sends a request, for the
+    audit stream.
     """
     access = Access.of(token, allowed_hosts, allow_actions)
     return Dashboard(client, access, sample_interval_s, identify or _address_of).app
