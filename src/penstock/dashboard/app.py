@@ -160,6 +160,8 @@ class Dashboard:
         except PenstockError as error:
             await self._audit.write("failed", name, who, given, str(error))
             raise
+        finally:
+            self._live.forget_failures()
         logger.info("%s: %s", who, text)
         done = await self._audit.write("done", name, who, given, text)
         back = self._local(request, view.text("back"))

@@ -18,7 +18,6 @@ from penstock.queue.model import GROUP
 Values = dict[str, Any]
 _ROWS = 50
 _OVERVIEW_ROWS = 100
-_LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the server busy for too long
 _WORK = {StreamKind.STREAM, StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE}
 _STATES = (TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING, TaskState.SCHEDULED, TaskState.DONE)
 _MAPPED = 500  # data streams of one service that the map of its owners shows
@@ -162,7 +161,7 @@ async def dead_letters(view: View) -> Values:
         **values,
         "title": f"Dead letters of {chosen}",
         "stream": chosen,
-        "failures": await view.inspector.dead_letters.failures(chosen, matching, most=_LETTERS_BY_CAUSE),
+        "failures": await view.live.failures(chosen, matching),
         "page": await view.inspector.dead_letters.page(chosen, matching, limit=_ROWS, cursor=view.id_cursor()),
     }
 
