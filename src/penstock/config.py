@@ -16,6 +16,7 @@ _NO_NUMBERS = {"group", "worker_name", "dlq_stream", "dlq_group", "handle_signal
 _MAY_BE_ZERO = {"block_ms", "shutdown_grace_ms", "max_stream_size", "retry_jitter"}
 PREFETCH_BATCHES = 10
 MAX_WORKER_NAME = 64
+_LONGEST_HEARTBEAT_MS = 15_000
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ConsumerConfig:
     @property
     def effective_heartbeat_ms(self) -> int:
         """How often leases are renewed, in ms."""
-        return self.heartbeat_interval_ms or max(1, self.min_idle_claim_ms // 4)
+        return self.heartbeat_interval_ms or usual_heartbeat_ms(self.min_idle_claim_ms)
 
     @property
     def effective_recovery_ms(self) -> int:
@@ -110,6 +111,14 @@ class ConsumerConfig:
     def resolved_worker_name(self) -> str:
         """Return the given name, or a new unique one."""
         return self.worker_name or unique_worker_name(self.group)
+
+
+def usual_heartbeat_ms(lease_ms: int) -> int:
+    """Return how often a lease is renewed unless configured: a quarter of it, and 15 s at most.
+
+    However long leases are, a consumer that is silent for a minute counts as dead.
+    """
+    return max(1, min(lease_ms // 4, _LONGEST_HEARTBEAT_MS))
 
 
 def unique_worker_name(group: str, hostname: str | None = None, pid: int | None = None) -> str:

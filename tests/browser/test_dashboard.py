@@ -124,10 +124,15 @@ def test_all_dead_letters_of_a_cause_are_redriven(page: Page, raw: redis.Redis) 
 
 
 def test_a_dead_letter_is_edited_and_redriven(page: Page, raw: redis.Redis) -> None:
+    waiting = raw.xlen("orders")
     page.goto("/dead-letters?stream=orders")
     page.locator("#live form td.id a").first.click()
     page.get_by_label("Payload").fill('{"order": 999, "customer": "c-1"}')
-    page.get_by_role("button", name="Redrive with this payload").click()
+    page.get_by_role("button", name="Redrive with this payload…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Redrive with this payload")
+    assert raw.xlen("orders") == waiting
+    dialog.get_by_role("button", name="Redrive").click()
     expect(page.get_by_role("status").filter(has_text="redriven")).to_be_visible()
     [(_, fields)] = raw.xrevrange("orders", count=1)
     assert json.loads(fields[b"data"])["order"] == 999

@@ -311,6 +311,18 @@ def test_health_says_which_groups_it_did_not_look_at(as_json: AsJson, raw: redis
     assert as_json("health", code=3)["issues"] == ["orders: only 64 of 70 groups were examined"]
 
 
+def test_lists_of_groups_say_which_are_left_out(penstock: Command, as_rows: Rows, raw: redis.Redis) -> None:
+    for n in range(70):
+        raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
+    said = "orders has 70 groups, of which 64 are listed; see another one with `penstock group lag orders GROUP`\n"
+    for words in (
+        ("group", "ls"), ("group", "ls", "orders"), ("group", "lag", "orders"), ("group", "lag", "--over", "1ms"),
+    ):  # fmt: skip
+        assert penstock(*words).stderr == said
+        assert len(as_rows(*words)) == 64
+    assert penstock("group", "lag", "orders", "group-69").stderr == ""
+
+
 def test_a_list_says_that_there_is_more_than_its_limit(penstock: Command, raw: redis.Redis) -> None:
     for n in range(3):
         raw.xadd("orders", {"data": "{}"})

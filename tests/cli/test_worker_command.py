@@ -275,6 +275,7 @@ def test_numbers_are_served_to_prometheus(queue: RedisTaskQueue, start: Start) -
         socket.create_connection(("127.0.0.2", port), 30)
     shown = _scrape(port)
     assert 'worker_task_total{kind="pid",status="ok"} 1.0' in shown
+    assert "penstock_worker_running_tasks 0.0" in shown
     assert 'handler_duration_seconds_count{kind="pid"} 1.0' in shown
     for process in (worker, exporter):
         process.send_signal(signal.SIGTERM)

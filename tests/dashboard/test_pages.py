@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import redis
 
 from penstock.dashboard.live import Live
 from penstock.dashboard.pages import PAGES
-from penstock.ops import Inspector
+from penstock.ops import DeadLetterFilter, FailureGroups, Inspector
 from penstock.sync import StreamClient
 from tests.dashboard.conftest import StartDashboard
 
@@ -33,6 +35,32 @@ def addresses(raw: redis.Redis) -> list[str]:
         "/tasks?queue=jobs&state=done", "/task?queue=jobs&id=photo-5", "/workers", "/workers?state=active", "/balancer",
         "/spark", "/retention", "/server", "/audit",
     ]  # fmt: skip
+
+
+async def test_dead_letters_by_cause_are_found_again_as_rarely_as_they_are_costly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, asked = [1_000.0], list[tuple[str, DeadLetterFilter]]()
+
+    class Letters:
+        async def failures(self, stream: str, matching: DeadLetterFilter, most: int) -> FailureGroups:
+            asked.append((stream, matching))
+            now_s[0] += 0.1
+            return FailureGroups((), len(asked), is_complete=True)
+
+    live, everything = Live(cast("Inspector", SimpleNamespace(dead_letters=Letters())), 2.0), DeadLetterFilter()
+    monkeypatch.setattr("penstock.dashboard.live.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    both = await asyncio.gather(*(live.failures("orders", everything) for _ in range(2)))
+    assert [found.read for found in both] == [1, 1]
+    now_s[0] += 4.9
+    assert (await live.failures("orders", everything)).read == 1
+    now_s[0] += 0.2
+    assert (await live.failures("orders", everything)).read == 2
+    live.forget_failures()
+    assert (await live.failures("orders", everything)).read == 3
+    for n in range(100):
+        await live.failures("orders", DeadLetterFilter(reason=f"reason-{n}"))
+    assert len(live._failures) == 50
 
 
 def test_every_page_of_a_busy_server_answers_as_html_and_as_json(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from html import unescape
 from urllib.parse import quote
 
 import httpx
@@ -18,6 +19,7 @@ from tests.dashboard.conftest import StartDashboard
 
 pytestmark = pytest.mark.usefixtures("default_server")
 TOKEN = "a-token-of-the-tests"
+HIDDEN = re.compile(r'<input type="hidden" name="(\w+)" value="([^"]*)">')
 
 
 class Bomb:
@@ -207,6 +209,28 @@ def test_each_action_does_what_its_confirmation_says(
     assert "Schedule weekly of jobs is resumed." in told
     assert raw.hkeys("{jobs}:paused") == [b"nightly"]
     assert "Data stream device-0 of telemetry released by redis-consumer-reader-1." in told
+
+
+def test_an_edited_payload_is_confirmed_before_it_is_redriven(
+    start_dashboard: StartDashboard, world: StreamClient, raw: redis.Redis
+) -> None:
+    client = start_dashboard(allow_actions=True)
+    letter, waiting = raw.xrange("orders_dlq", count=1)[0][0].decode(), raw.xlen("orders")
+    page = client.get("/dead-letter", params={"stream": "orders", "id": letter}).text
+    assert 'method="post" action="/confirm/redrive-edited"' in page
+    assert "/actions/" not in page
+    given = {"stream": "orders", "id": letter, "value": json.dumps({"order": "9" * 100_000})}
+    assert client.post("/confirm/redrive-edited", data={**given, "csrf": "guessed"}).status_code == 403
+    form = {**given, "csrf": re.findall(r'name="csrf" value="(\w+)"', page)[0]}
+    assert client.post("/confirm/redrive-edited", data=form, headers={"origin": "https://evil.example"}).is_error
+    question = client.post("/confirm/redrive-edited", data=form)
+    assert (question.status_code, raw.xlen("orders")) == (200, waiting)
+    assert f"Dead letter {letter} of orders is redriven" in question.text
+    kept = {name: unescape(value) for name, value in HIDDEN.findall(question.text)}
+    assert kept == {**form, "back": "/"}
+    assert client.post("/actions/redrive-edited", data=kept).status_code == 303
+    [(_, fields)] = raw.xrevrange("orders", count=1)
+    assert json.loads(fields[b"data"]) == json.loads(given["value"])
 
 
 def test_what_arrives_after_the_question_is_not_deleted(

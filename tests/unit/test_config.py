@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ConsumerConfig
+from penstock.ops.model.groups import dead_after_ms
 from penstock.policy import AttemptLimits, Backoff
 
 SEED_FIELDS = {
@@ -42,6 +43,12 @@ def test_what_is_derived_from_the_lease_fits_the_lease(lease_ms: int) -> None:
     assert 1 <= config.effective_heartbeat_ms <= max(1, lease_ms / 3)
     assert 1 <= config.effective_recovery_ms <= max(1, lease_ms / 2)
     assert 1 <= config.backoff.initial_ms <= min(1_000, lease_ms)
+
+
+@pytest.mark.parametrize(("lease_ms", "heartbeat_ms"), [(10_000, 2_500), (60_000, 15_000), (3_600_000, 15_000)])
+def test_a_consumer_with_a_long_lease_is_heard_of_before_it_counts_as_dead(lease_ms: int, heartbeat_ms: int) -> None:
+    assert ConsumerConfig("g", min_idle_claim_ms=lease_ms).effective_heartbeat_ms == heartbeat_ms
+    assert 3 * heartbeat_ms < dead_after_ms("g")
 
 
 def test_what_is_given_is_taken() -> None:

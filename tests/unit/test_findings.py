@@ -12,6 +12,7 @@ import pytest
 from penstock.model import Lag
 from penstock.ops import findings
 from penstock.ops.model import (
+    MOST_CONSUMERS,
     BalancedStream,
     Consumer,
     ConsumerState,
@@ -192,6 +193,12 @@ def test_messages_that_nobody_reads_are_found() -> None:
     assert findings.without_live_consumers([stream("orders", StreamKind.STREAM, group(Lag(7, 10.0)))], []) == []
 
 
+def test_nobody_knows_whether_one_of_too_many_consumers_is_alive() -> None:
+    crowded = stream("orders", StreamKind.STREAM, replace(group(), consumers=MOST_CONSUMERS + 1))
+    assert findings.without_live_consumers([crowded], []) == []
+    assert checks(findings.consumer_findings([crowded], [])) == [("dead-consumers", Severity.WARNING)]
+
+
 def test_a_position_that_does_not_move_is_mentioned_unless_only_consumers_can_move_it() -> None:
     position = replace(group(), kind=GroupKind.POSITION)
     [finding] = findings.without_live_consumers([stream("orders", StreamKind.STREAM, position)], [])
@@ -230,6 +237,20 @@ def test_tasks_that_require_what_no_worker_provides_are_found() -> None:
         "start a worker with --capabilities disk,gpu, or cancel the tasks",
     )
     assert "7 tasks that require disk,gpu" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [
+        (GroupKind.CONSUMERS, "start its consumers, or, if it is not needed, `penstock group delete orders g`"),
+        (GroupKind.POSITION, "run its archive or Spark query; only if it is retired, `penstock group delete orders g`"),
+        (GroupKind.ARCHIVE, "run its archive or Spark query; only if it is retired, `penstock group delete orders g`"),
+    ],
+)
+def test_the_position_of_a_late_reader_is_deleted_only_with_its_reader(kind: GroupKind, fix: str) -> None:
+    pin = Pin("g", kind, "1-0", 0, 5, 100_000.0, is_lowest=True)
+    [finding] = findings.pinned(RetentionInfo("orders", StreamKind.STREAM, 50_000, 1, "1-0", 0, 0, True, (pin,)))
+    assert finding.fix == fix
 
 
 @pytest.mark.parametrize("kind", [StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE])

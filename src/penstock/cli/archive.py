@@ -36,7 +36,11 @@ def run(
     ],
     once: Once = True,
     group: Annotated[
-        str, typer.Option(help="The consumer group that records how far the archive has read.")
+        str,
+        typer.Option(
+            help="The consumer group that records how far the archive has read. `stream trim --archived-only` knows "
+            "archives by this name, or one that begins with penstock-archive-."
+        ),
     ] = "penstock-archive",
     every: Annotated[float, duration("How often to start a batch, with --continuous.", default="10s")] = 10.0,
     max_batch_rows: Annotated[int, typer.Option(min=1, help="Maximum number of entries per batch.")] = 1_000_000,

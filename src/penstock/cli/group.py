@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import time
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -11,12 +12,13 @@ import typer
 from penstock import ids
 from penstock.cli.command import Server, command, group
 from penstock.cli.options import AsJson, GroupName, StreamName, Yes, confirm, duration
-from penstock.cli.shown import Columns, print_rows, span
+from penstock.cli.shown import Columns, print_rows, say, span
 from penstock.cli.stream import GROUPS, lag_text
 from penstock.errors import PenstockError
-from penstock.ops.model import GroupLag
-from penstock.shown import shown, to_json
+from penstock.ops.model import GroupLag, StreamInfo
+from penstock.shown import command_line, shown, to_json
 from penstock.sync.ops import Inspector, Sampler
+from penstock.sync.ops.groups import group_lag
 from penstock.times import moment_ms
 
 app = group("Inspect, move and delete consumer groups.")
@@ -42,10 +44,12 @@ def ls(
     """List the groups of a stream, or of all streams."""
     with server.inspector() as inspector:
         if stream is not None:
-            found = inspector.groups.of(stream)
+            streams: tuple[StreamInfo, ...] = (inspector.streams.info(stream, memory=False),)
         else:
-            found = tuple(each for info in inspector.overview(count_lags=True).streams for each in info.groups)
+            streams = inspector.overview(count_lags=True).streams
+        found = [each for info in streams for each in info.groups]
         print_rows(found, GROUPS, as_json=as_json, none="no consumer groups")
+        _say_what_is_missing(streams)
 
 
 @command(app)
@@ -59,25 +63,37 @@ def lag(
     as_json: AsJson = False,
 ) -> None:
     """Print how many entries groups have not read, the age of the oldest, and how long catching up will take."""
+    streams: tuple[StreamInfo, ...] = ()
     with server.inspector() as inspector:
         if stream is not None and name is not None:
             found = [inspector.groups.lag(stream, name, over_s=over)]
         else:
-            found = _lags(inspector, "*" if stream is None else glob.escape(stream), over)
+            found, streams = _lags(inspector, "*" if stream is None else glob.escape(stream), over)
         if stream is not None and not found:
             inspector.streams.info(stream, memory=False)  # raises NotFound where there is no stream
         print_rows(found, _LAGS, as_json=as_json, none="no consumer groups")
+        _say_what_is_missing(streams)
 
 
-def _lags(inspector: Inspector, match: str, over_s: float) -> list[GroupLag]:
+def _lags(inspector: Inspector, match: str, over_s: float) -> tuple[list[GroupLag], tuple[StreamInfo, ...]]:
     if not over_s:
-        return inspector.groups.lags(match)
+        streams = inspector.overview(match, count_lags=True).streams
+        return [group_lag(each) for info in streams for each in info.groups], streams
     sampler = Sampler(inspector, match=match)
     sampler.sample()
     time.sleep(over_s)
-    if sampler.sample().error:
+    if sampler.sample().error or sampler.overview is None:
         raise PenstockError(sampler.samples[-1].error)
-    return sampler.lags()
+    return sampler.lags(), sampler.overview.streams
+
+
+def _say_what_is_missing(streams: Iterable[StreamInfo]) -> None:
+    for each in streams:
+        if each.groups_count > len(each.groups):
+            say(
+                f"{each.name} has {each.groups_count:,} groups, of which {len(each.groups)} are listed; see another "
+                f"one with {command_line('group lag', each.name, 'GROUP')}"
+            )
 
 
 @command(app)
@@ -110,15 +126,16 @@ def delete(
     stream: StreamName,
     name: GroupName,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it even if messages are pending; they are lost.")
+        bool, typer.Option("--force", help="Delete it even if messages are pending or consumers are alive.")
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete a group and its retry and attempt records."""
     with server.inspector() as inspector:
-        pending = inspector.groups.info(stream, name).pending
-        confirm(f"Delete group {name} of {stream}, with {pending:,} pending messages?", yes=yes)
+        found = inspector.groups.info(stream, name)
+        what = f"{found.pending:,} pending and {lag_text(found.lag)} unread messages"
+        confirm(f"Delete group {name} of {stream}, with {what}?", yes=yes)
         gone = inspector.groups.delete(stream, name, force=force)
     row = {"stream": stream, "group": name, "pending": gone}
     print(

@@ -103,7 +103,7 @@ def _table(sampler: Sampler, most: int | None) -> Table:
         drain = [drains.get((stream.name, each.name)) for each in stream.groups]
         slowest = None if None in drain else max(filter(None, drain), default=0.0)
         name, kind, *numbers = (
-            stream.name, stream.kind.value, f"{stream.length:,}", f"{point.in_per_s:,.1f}", f"{point.out_per_s:,.1f}",
+            stream.name, stream.kind.value, f"{stream.length:,}", _rate(point.in_per_s), _rate(point.out_per_s),
             lag_text(stream.lag) or "-", f"{stream.pending:,}", f"{stream.dead_letters:,}",
             "-" if slowest is None or not stream.groups else duration(slowest),
         )  # fmt: skip
@@ -114,4 +114,8 @@ def _table(sampler: Sampler, most: int | None) -> Table:
 
 def _urgent(line: tuple[StreamCondition, StreamInfo, StreamPoint]) -> tuple[bool, float, int, str]:
     condition, stream, point = line
-    return not condition.is_bad, -(point.in_per_s + point.out_per_s), -point.lag, stream.name
+    return not condition.is_bad, -((point.in_per_s or 0.0) + (point.out_per_s or 0.0)), -point.lag, stream.name
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"

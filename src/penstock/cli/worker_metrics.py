@@ -37,7 +37,7 @@ class WorkerCollector(Collector):
             took.add_metric([kind], *_histogram(counts.buckets, counts.seconds))
         unsaved = CounterMetricFamily("result_backend_fail_total", "Failed attempts to save results.")
         unsaved.add_metric([], tally.backend_failures)
-        running = GaugeMetricFamily("worker_running_tasks", "Handlers running now.", value=tally.running)
+        running = GaugeMetricFamily("penstock_worker_running_tasks", "Handlers running now.", value=tally.running)
         uptime = GaugeMetricFamily(
             "worker_runtime_seconds", "Seconds since the worker started.", value=time.time() - tally.started_s
         )

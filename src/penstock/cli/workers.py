@@ -8,8 +8,8 @@ import typer
 
 from penstock.cli.command import Server, listed, must_match
 from penstock.cli.options import AsJson, Limit, Pattern
-from penstock.cli.shown import Columns, print_rows, span_ms
-from penstock.ops.model import ConsumerState
+from penstock.cli.shown import Columns, print_rows, say, span_ms
+from penstock.ops.model import MOST_CONSUMERS, ConsumerState
 
 _WORKERS: Columns = {
     "worker": "name",
@@ -35,3 +35,5 @@ def workers(
             lambda count, cursor: inspector.workers.page(stream, state=state, limit=count, cursor=cursor), limit
         )
         print_rows(rows, _WORKERS, as_json=as_json, none="no workers")
+        for name, group in inspector.workers.unlisted(stream):
+            say(f"group {group} of {name} has more than {MOST_CONSUMERS:,} consumers, which are not listed")

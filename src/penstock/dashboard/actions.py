@@ -179,7 +179,7 @@ async def _ask_redrive_edited(view: View) -> Question:
     stream, record_id = view.needed("stream"), view.needed("id")
     return Question(
         "Redrive with this payload",
-        f"Dead letter {record_id} of {stream} is redriven with the payload below.",
+        f"Dead letter {record_id} of {stream} is redriven with the changed payload.",
         "Redrive",
         1,
     )

@@ -47,8 +47,10 @@ def create_app(
 ) -> Starlette:
     """Return the dashboard as an ASGI application, to run by itself or to mount in another one.
 
-    `client` is a URL, or a StreamClient, which stays yours. Without a `token` only requests for this machine, or for
-    one of the `allowed_hosts`, are answered. `identify` says who sends a request, for the audit stream.
+    `client` is a URL, or a StreamClient, which stays yours. Only requests whose Host header names this machine, or one
+    of the `allowed_hosts`, are answered. That stops websites in a browser, but not programs, which choose their Host:
+    without a `token`, everyone who reaches the application is let in. `identify` says who sends a request, for the
+    audit stream.
     """
     access = Access.of(token, allowed_hosts, allow_actions)
     return Dashboard(client, access, sample_interval_s, identify or _address_of).app
@@ -77,7 +79,7 @@ class Dashboard:
                 *(Route(page.json_path, partial(self._json, page), name=page.json_path) for page in PAGES),
                 Route("/value", self._value),
                 Route("/events", self._events),
-                Route("/confirm/{action}", self._confirm),
+                Route("/confirm/{action}", self._confirm, methods=["GET", "POST"]),
                 Route("/actions/{action}", self._act, methods=["POST"]),
                 Route("/login", self._login, methods=["GET", "POST"]),
                 Mount("/static", StaticFiles(packages=[("penstock.dashboard", "static")])),
@@ -132,13 +134,14 @@ class Dashboard:
     # --- actions ------------------------------------------------------------------------------------
 
     async def _confirm(self, request: Request) -> Response:
-        if not self._access.is_let_in(request):
+        is_form = request.method == "POST"  # what is too long for an address, such as a payload
+        if not is_form and not self._access.is_let_in(request):
             return self._to_login(request)
         action = self._action(request)
-        given = request.query_params.multi_items()
+        given = await self._own_form(request) if is_form else request.query_params.multi_items()
         view = self._view(given)
         question = await action.ask(view)
-        replaced = {"back", *(option.name for option in question.options), *dict(question.fixed)}
+        replaced = {"back", CSRF_FIELD, *(option.name for option in question.options), *dict(question.fixed)}
         values = {
             "title": question.title, "section": "", "is_live": False, "done": None, "question": question,
             "action": request.path_params["action"], "back": self._local(request, view.text("back")),
@@ -147,12 +150,9 @@ class Dashboard:
         return self._html(request, "confirm.html", values)
 
     async def _act(self, request: Request) -> Response:
-        self._check(request)
         action, name = self._action(request), request.path_params["action"]
-        given = await form_of(request)
+        given = await self._own_form(request)
         view = self._view(given)
-        if not self._access.is_own_form(request, view.text(CSRF_FIELD)):
-            raise Refused(403, "The form is not from this dashboard, or is too old. Reload the page and try again.")
         who = self._identify(request)
         await self._audit.write("requested", name, who, given)
         try:
@@ -160,10 +160,19 @@ class Dashboard:
         except PenstockError as error:
             await self._audit.write("failed", name, who, given, str(error))
             raise
+        finally:
+            self._live.forget_failures()
         logger.info("%s: %s", who, text)
         done = await self._audit.write("done", name, who, given, text)
         back = self._local(request, view.text("back"))
         return RedirectResponse(f"{back}{'&' if '?' in back else '?'}{urlencode({'done': done})}", 303)
+
+    async def _own_form(self, request: Request) -> list[tuple[str, str]]:
+        self._check(request)
+        given = await form_of(request)
+        if not self._access.is_own_form(request, dict(given).get(CSRF_FIELD)):
+            raise Refused(403, "The form is not from this dashboard, or is too old. Reload the page and try again.")
+        return given
 
     def _action(self, request: Request) -> Any:
         name = request.path_params["action"]

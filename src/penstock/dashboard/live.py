@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
-from penstock.ops import Inspector, Overview, Sample, Sampler
+from penstock.ops import DeadLetterFilter, FailureGroups, Inspector, Overview, Sample, Sampler
 from penstock.shown import to_json
 
 _QUIET_S = 1.0  # after which a feed sends a comment and checks whether it should end
+_SHARE = (
+    50  # seconds for which causes are shown for each second that finding them took: at most 2% of the server's time
+)
+_MOST_FILTERS = 50  # whose causes are kept
+_LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the server busy for too long
 
 
 class Live:
     """One sampler for all browsers: however many there are, the server is sampled once."""
 
     def __init__(self, inspector: Inspector, every_s: float) -> None:
-        self.sampler = Sampler(inspector, every_s=every_s)
+        self._inspector, self.sampler = inspector, Sampler(inspector, every_s=every_s)
+        self._failures: dict[tuple[str, DeadLetterFilter], tuple[float, FailureGroups]] = {}  # each with its end
+        self._finding = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._is_started = self._is_ending = False
 
@@ -48,6 +56,24 @@ class Live:
     def overview(self) -> Overview | None:
         """What the last good sample saw; None before the first one."""
         return self.sampler.overview
+
+    async def failures(self, stream: str, matching: DeadLetterFilter) -> FailureGroups:
+        """Return dead letters by cause, for all browsers together; they are as old as their cost makes them."""
+        async with self._finding:
+            kept, place, began_s = self._failures, (stream, matching), time.monotonic()
+            if place in kept and began_s < kept[place][0]:
+                return kept[place][1]
+            found = await self._inspector.dead_letters.failures(stream, matching, most=_LETTERS_BY_CAUSE)
+            kept.pop(place, None)
+            ended_s = time.monotonic()
+            kept[place] = (ended_s + _SHARE * (ended_s - began_s), found)
+            if len(kept) > _MOST_FILTERS:
+                del kept[next(iter(kept))]
+            return found
+
+    def forget_failures(self) -> None:
+        """Find causes anew: an operator has changed something."""
+        self._failures = {}  # what is being found at this moment goes into the old one
 
     async def feed(self) -> AsyncIterator[str]:
         """Yield server-sent events: `history`, with everything that is remembered, then `sample` for each new one."""

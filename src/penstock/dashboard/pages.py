@@ -12,12 +12,12 @@ from penstock.errors import NotFound
 from penstock.keys import QueueKeys
 from penstock.ops import ConsumerState, StreamInfo, StreamKind, TaskState
 from penstock.ops.condition import condition_of
+from penstock.ops.model import MOST_CONSUMERS
 from penstock.queue.model import GROUP
 
 Values = dict[str, Any]
 _ROWS = 50
 _OVERVIEW_ROWS = 100
-_LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the server busy for too long
 _WORK = {StreamKind.STREAM, StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE}
 _STATES = (TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING, TaskState.SCHEDULED, TaskState.DONE)
 _MAPPED = 500  # data streams of one service that the map of its owners shows
@@ -161,7 +161,7 @@ async def dead_letters(view: View) -> Values:
         **values,
         "title": f"Dead letters of {chosen}",
         "stream": chosen,
-        "failures": await view.inspector.dead_letters.failures(chosen, matching, most=_LETTERS_BY_CAUSE),
+        "failures": await view.live.failures(chosen, matching),
         "page": await view.inspector.dead_letters.page(chosen, matching, limit=_ROWS, cursor=view.id_cursor()),
     }
 
@@ -226,7 +226,9 @@ async def workers(view: View) -> Values:
     page = await view.inspector.workers.page(
         state=ConsumerState(state) if state else None, limit=_ROWS, cursor=view.cursor()
     )
-    return {"page": page, "state": state, "states": list(ConsumerState)}
+    groups = [group for stream in (view.live.overview.streams if view.live.overview else ()) for group in stream.groups]
+    unlisted = [group for group in groups if group.consumers > MOST_CONSUMERS]
+    return {"page": page, "state": state, "states": list(ConsumerState), "unlisted": unlisted}
 
 
 async def balancer(view: View) -> Values:

@@ -124,7 +124,7 @@ class StreamLeases(Renewable):
         super().__init__(settings, key, interval_s, max(_LEAST_PATIENCE_S, interval_s), f"leases of {consumer}")
         self._group, self._consumer, self._lease_ms = group, consumer, lease_ms
         self._in_flight, self._on_lost = in_flight, on_lost
-        self.name_ttl_ms = int(interval_s * 12_000)
+        self.name_ttl_ms = 3 * lease_ms
         self._name: tuple[str, int] = ("", 0)
         self._on_fenced: Callable[[], None] = lambda: None
         self._vanished: dict[StreamKeys, set[str]] = {}  # their entries vanished while their handlers run

@@ -111,16 +111,18 @@ class Catalogue:
                 f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
             ) from None
 
-    async def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS) -> dict[str, Look]:
+    async def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS, only_group: str = "") -> dict[str, Look]:
         """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
-        return await self._look(names, [self.keys(name).stream for name in names], most_groups)
+        return await self._look(names, [self.keys(name).stream for name in names], most_groups, only_group)
 
     async def look_at_services(self, names: Sequence[str]) -> dict[str, Look]:
         """Look at load balancer streams."""
         return await self._look(names, names, MOST_GROUPS)
 
-    async def _look(self, names: Sequence[str], keys: Sequence[str], most_groups: int) -> dict[str, Look]:
-        replies = await run_many(self._client, "ops/look", [([key], [most_groups]) for key in keys])
+    async def _look(
+        self, names: Sequence[str], keys: Sequence[str], most_groups: int, only_group: str = ""
+    ) -> dict[str, Look]:
+        replies = await run_many(self._client, "ops/look", [([key], [most_groups, only_group]) for key in keys])
         return {
             name: _look(name, reply)
             for name, reply in zip(names, replies, strict=True)

@@ -238,14 +238,17 @@ def pinned(info: RetentionInfo) -> list[Finding]:
         is_old = pin.is_lowest and pin.age_s > _PINNED_S and info.length > _PINNED_ENTRIES
         if (pin.is_dead and pin.is_lowest and pin.age_s > _STUCK_S) or is_old:
             why = "all its consumers are dead" if pin.is_dead else f"it is {duration(pin.age_s)} behind"
+            is_reader = pin.kind is not GroupKind.CONSUMERS  # by ids: what it has not read is trimmed with its group
+            fix = "run its archive or Spark query" if is_reader else "start its consumers"
             # The group of a queue or a service holds its waiting messages: never suggest deleting it.
-            delete = f", or {command_line('group delete', info.stream, pin.group)}"
-            is_of_queue = info.kind in {StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE}
+            if info.kind not in {StreamKind.QUEUE, StreamKind.TASKS, StreamKind.SERVICE}:
+                fix += "; only if it is retired, " if is_reader else ", or, if it is not needed, "
+                fix += command_line("group delete", info.stream, pin.group)
             found.append(
                 Finding(
                     "pinned", Severity.WARNING, f"stream {info.stream}, group {pin.group}",
                     f"keeps {_some(info.length - info.finished, 'entry', 'entries')} from being trimmed: {why}",
-                    f"start its consumers{'' if is_of_queue else delete}", _RETENTION,
+                    fix, _RETENTION,
                 )
             )  # fmt: skip
     return found
@@ -351,8 +354,8 @@ def without_live_consumers(streams: Sequence[StreamInfo], consumers: Sequence[Co
     for stream in streams:
         for group in stream.groups:
             is_stuck = group.lag.count and group.lag.age_s > _STUCK_S and group.kind is not GroupKind.ARCHIVE
-            if not is_stuck or (stream.name, group.name) in alive:
-                continue
+            if not is_stuck or (stream.name, group.name) in alive or group.consumers > MOST_CONSUMERS:
+                continue  # consumers that are too many are not listed: nobody knows whether one is alive
             lane, check, severity = _lane_of(stream), "no-consumer", Severity.ERROR
             waited = duration(group.lag.age_s)
             wait = "waits" if group.lag.count == 1 else "wait"

@@ -21,13 +21,14 @@ from penstock.ops.model import (
     RetentionPolicy,
     TrimReport,
 )
-from penstock.ops.streams import group_kind
+from penstock.ops.streams import ARCHIVE_GROUP, group_kind
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import ask
 from penstock.redis.retry import Repeat
 
 _SAMPLES = 5
 _MANY_GROUPS = 1_000  # of one stream
+_NO_ARCHIVE = f"no archive reads the stream: no group is named {ARCHIVE_GROUP} or {ARCHIVE_GROUP}-..."
 
 
 class Retention:
@@ -114,7 +115,7 @@ class Retention:
             )
             return TrimReport(stream, 0, 0, True, dry_run, note=f"the stream {why}")
         if policy.archived_only and not any(pin.kind is GroupKind.ARCHIVE for pin in found.pins):
-            return TrimReport(stream, 0, 0, True, dry_run, note="no archive reads the stream (no archive group)")
+            return TrimReport(stream, 0, 0, True, dry_run, note=_NO_ARCHIVE)
         finished, is_exact = await self._finished(found)
         excess = await self._excess(found, policy, finished)
         goes = min(excess, finished)

@@ -113,7 +113,7 @@ _COMMANDS: dict[RoleName, tuple[str, ...]] = {
     ),
     RoleName.READONLY: (*_LOOKING, *_INSPECTING),
     RoleName.OPERATOR: (
-        *_LOOKING, *_INSPECTING, *_CONSUMING, "XCLAIM", "XGROUP SETID", "XGROUP DESTROY", "HDEL", "HSETNX",
+        *_LOOKING, *_INSPECTING, *_CONSUMING, "XCLAIM", "XGROUP SETID", "HDEL", "HSETNX",
         "SMISMEMBER",
     ),
 }  # fmt: skip

@@ -76,10 +76,10 @@ class Streams:
         return None if reply is None or isinstance(reply, PenstockError) else int(reply)
 
     async def look(
-        self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS
+        self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS, *, only_group: str = ""
     ) -> list[StreamInfo]:
-        """Return those streams that exist; each hundred takes a few round trips."""
-        looks = list((await self._catalogue.look(names)).values())
+        """Return those streams that exist, with all their groups or one; each hundred takes a few round trips."""
+        looks = list((await self._catalogue.look(names, only_group=only_group)).values())
         groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
         lags = await measure(self._client, groups, lag_steps)
         waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from penstock.config import usual_heartbeat_ms
 from penstock.counters import WorkerTally
 from penstock.delivery.callables import RunningCall, hung
 from penstock.delivery.drain import CLEANUP_TIMEOUT_S, graceful_end
@@ -137,7 +138,8 @@ class Worker:
         activities, workers = TaskGroup(partial(self.stop, "failed")), TaskGroup(partial(self.stop, "failed"))
         on_signal = partial(self.stop, "signal") if self._handle_signals else None
         try:
-            with self.queue.renewing(max(1, self._idle_ms // 4), partial(hung, self._running, self._idle_ms / 1000)):
+            hangs = partial(hung, self._running, self._idle_ms / 1000)
+            with self.queue.renewing(usual_heartbeat_ms(self._idle_ms), hangs):
                 wind_up = partial(self._wind_up, activities, workers)
                 async with graceful_end(wind_up, self._grace_s, on_signal):
                     for _ in range(self.concurrency):

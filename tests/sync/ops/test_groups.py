@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 import redis
 
+import penstock.sync.ops.groups as groups_module
+import penstock.sync.ops.workers as workers_module
 from penstock.errors import ConfigurationError, NotFound
 from penstock.ops.model.groups import dead_after_ms
 from penstock.sync import ConsumerConfig, ConsumerGroup, RedisMessageQueue, StreamClient, StreamConsumer, StreamProducer
@@ -85,6 +87,55 @@ def test_a_group_with_pending_messages_is_deleted_only_by_force(
     assert [key for key in raw.scan_iter() if GROUP.encode() in key] == []
     with pytest.raises(NotFound):
         inspector.groups.delete(STREAM, GROUP)
+
+
+def test_a_group_with_live_consumers_is_deleted_only_by_force(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    ConsumerGroup(client, STREAM, GROUP).ensure()
+    raw.xgroup_createconsumer(STREAM, GROUP, "idler")
+    with pytest.raises(ConfigurationError, match=r"live consumers \(1\), which would create it again at the beginning"):
+        inspector.groups.delete(STREAM, GROUP)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(groups_module, "usual_dead_after_ms", lambda _: -1)
+        assert inspector.groups.delete(STREAM, GROUP) == 0
+    raw.xgroup_create(STREAM, GROUP, "0")
+    raw.xgroup_createconsumer(STREAM, GROUP, "idler")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(groups_module, "MOST_CONSUMERS", 0)
+        with pytest.raises(ConfigurationError, match="live consumers"):
+            inspector.groups.delete(STREAM, GROUP)
+    assert inspector.groups.delete(STREAM, GROUP, force=True) == 0
+    assert raw.xinfo_groups(STREAM) == []
+
+
+def test_groups_with_too_many_consumers_to_list_are_named(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+    for n in range(3):
+        raw.xgroup_createconsumer(STREAM, GROUP, f"pod-{n}")
+    assert inspector.workers.unlisted() == []
+    monkeypatch.setattr(workers_module, "MOST_CONSUMERS", 2)
+    assert (inspector.workers.page()).items == ()
+    assert inspector.workers.unlisted() == [(STREAM, GROUP)]
+
+
+def test_a_group_beyond_those_in_lists_is_found_by_its_name(inspector: Inspector, raw: redis.Redis) -> None:
+    ids = add(raw, 5)
+    for n in range(64):
+        raw.xgroup_create(STREAM, f"group-{n:02}", "0")
+    raw.xgroup_create(STREAM, "zeta", ids[0])
+    stream = inspector.streams.info(STREAM)
+    assert (len(stream.groups), stream.groups_count) == (64, 65)
+    [zeta] = {each["name"] for each in raw.xinfo_groups(STREAM)} - {each.name.encode() for each in stream.groups}
+    group = zeta.decode()
+    assert (inspector.groups.info(STREAM, group)).name == group
+    assert (inspector.groups.lag(STREAM, group)).count == (4 if group == "zeta" else 5)
+    assert inspector.groups.seek(STREAM, group, ids[2]) == ids[2]
+    assert (inspector.groups.lag(STREAM, group)).count == 2
+    inspector.groups.delete(STREAM, group)
+    assert len(raw.xinfo_groups(STREAM)) == 64
 
 
 def test_what_waits_for_a_retry_is_counted(client: StreamClient, inspector: Inspector) -> None:

@@ -176,6 +176,25 @@ def test_a_fast_inflow_is_counted_whole(
     assert (lag.count, lag.out_per_s, lag.drain_s) == (1_000, 0, None)
 
 
+def test_a_fast_inflow_into_a_full_stream_is_counted_whole(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(raw, 3_000)
+    read_as(raw, "someone", 3_000)
+
+    def pause(_: float) -> None:
+        add(raw, 2_000)
+        read_as(raw, "someone", 1_000)
+        raw.xtrim(STREAM, maxlen=3_000, approximate=False)
+
+    monkeypatch.setattr(groups_module, "pause", pause)
+    monkeypatch.setattr(lag_module, "_MANY", 500)
+    lag = inspector.groups.lag(STREAM, GROUP, over_s=1)
+    assert lag.in_per_s is not None
+    assert lag.out_per_s is not None
+    assert lag.in_per_s / lag.out_per_s == pytest.approx(2.0)
+
+
 @pytest.mark.usefixtures("default_server")
 def test_a_stream_with_huge_entries_has_a_lag_without_rates(inspector: Inspector, raw: redis.Redis) -> None:
     add(raw, 2, data=b"x" * 3_000_000)
@@ -249,6 +268,11 @@ def test_a_backlog_that_grows_never_drains() -> None:
 @pytest.mark.parametrize("after", [GroupPosition(0, 100, 0), GroupPosition(5, 20, 0)])
 def test_without_time_or_with_a_new_stream_there_is_no_rate(after: GroupPosition) -> None:
     assert rates(GroupPosition(0, 50 if after.at_s == 0 else 100, 0), after) is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
+def test_with_a_bound_there_is_no_rate(before: bool, after: bool) -> None:
+    assert rates(GroupPosition(0, 100, 50, before), GroupPosition(10, 200, 30, after)) is None
 
 
 def test_nothing_unread_is_drained_already() -> None:

@@ -105,6 +105,10 @@ def test_what_is_young_stays_in_a_stream_that_is_too_long_to_be_counted(
 def test_only_what_is_archived_goes(inspector: Inspector, raw: redis.Redis) -> None:
     ids = add(raw, 10)
     settle(raw, 8)
+    raw.xgroup_create(STREAM, "cold", ids[4])
+    report = inspector.retention.trim(STREAM, RetentionPolicy(archived_only=True))
+    assert report.entries == 0
+    assert "no group is named penstock-archive or penstock-archive-..." in report.note
     raw.xgroup_create(STREAM, "penstock-archive", ids[4])
     report = inspector.retention.trim(STREAM, RetentionPolicy(archived_only=True))
     assert (report.entries, raw.xlen(STREAM)) == (5, 5)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -746,6 +747,24 @@ def test_handlers_are_checked_when_they_are_registered() -> None:
         handlers.task("other", timeout_s=-1)
     with pytest.raises(ConfigurationError, match="no handlers"):
         Worker(StubQueue(), Handlers())
+
+
+@pytest.mark.parametrize(("lease_ms", "heartbeat_ms"), [(8_000, 2_000), (600_000, 15_000)])
+def test_a_worker_with_a_long_lease_renews_before_it_counts_as_dead(
+    queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, lease_ms: int, heartbeat_ms: int
+) -> None:
+    intervals, renewing = list[int | None](), queue.renewing
+
+    def noted(heartbeat_interval_ms: int | None = None) -> AbstractContextManager[None]:
+        intervals.append(heartbeat_interval_ms)
+        return renewing(heartbeat_interval_ms)
+
+    monkeypatch.setattr(queue, "renewing", noted)
+    handlers = Handlers()
+    handlers.task("any")(print)
+    with running(quick(queue, handlers, idle_ms=lease_ms)):
+        eventually(lambda: intervals)
+    assert intervals == [heartbeat_ms]
 
 
 def test_a_worker_tells_what_becomes_of_its_tasks(queue: TaskQueue, redis_url: str) -> None:

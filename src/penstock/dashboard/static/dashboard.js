@@ -183,8 +183,14 @@
     event.preventDefault();
     // Of a button without the attribute, formAction is the address of the page.
     const url = new URL(event.submitter?.hasAttribute("formaction") ? event.submitter.formAction : form.action);
-    for (const [name, value] of new FormData(form, event.submitter)) url.searchParams.append(name, value);
-    htmx.ajax("GET", url.pathname + url.search, { target: "#dialog", select: ".confirm" });
+    const given = new FormData(form, event.submitter);
+    const shown = { target: "#dialog", select: ".confirm" };
+    if (form.method === "post") { // a payload is too long for an address
+      htmx.ajax("POST", url.pathname, { ...shown, values: Object.fromEntries(given) });
+      return;
+    }
+    for (const [name, value] of given) url.searchParams.append(name, value);
+    htmx.ajax("GET", url.pathname + url.search, shown);
   });
   document.body.addEventListener("htmx:beforeSwap", (event) => {
     // The user may have started to select while the page was fetched.

@@ -18,7 +18,7 @@ class GroupLag:
     """How far a group is behind, and when it will have caught up.
 
     `is_exact` is false where `count` is an upper bound: counting to the end would keep the server busy. The rates are
-    None until two samples were taken.
+    None until two samples with exact lags were taken.
     """
 
     stream: str

@@ -119,8 +119,8 @@ class StreamPoint:
     lag: int
     pending: int
     dead_letters: int
-    in_per_s: float
-    out_per_s: float
+    in_per_s: float | None  # None = not known, as in the first sample
+    out_per_s: float | None  # of the fastest group; None = of no group known, for lags that are bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Sample:
 
     at_ms: int
     totals: Totals
-    in_per_s: float = 0.0
+    in_per_s: float = 0.0  # of the streams whose rates are known
     out_per_s: float = 0.0
     used_memory: int = 0
     max_memory: int = 0

@@ -18,8 +18,9 @@ from penstock.runtime.threads import pause
 from penstock.shown import command_line
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.ops.catalogue import Catalogue, Look, missing_stream
-from penstock.sync.ops.lag import GroupPosition, added_since, rates
+from penstock.sync.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
+    MOST_CONSUMERS,
     Consumer,
     ConsumerState,
     GroupInfo,
@@ -40,7 +41,7 @@ class Groups:
         self._client, self._catalogue, self._streams = client, catalogue, streams
 
     def of(self, stream: str) -> tuple[GroupInfo, ...]:
-        """Return the groups of a stream; a lag that takes long to count is a bound."""
+        """Return the first 64 groups of a stream; a lag that takes long to count is a bound."""
         return (self._streams.info(stream, memory=False)).groups
 
     def info(self, stream: str, group: str) -> GroupInfo:
@@ -50,9 +51,11 @@ class Groups:
 
     def _known(self, stream: str, group: str) -> GroupInfo:
         check_name("group", group)
-        for found in self.of(stream):
-            if found.name == group:
-                return found
+        found = self._streams.look([stream], (), only_group=group)
+        if not found:
+            self._streams.info(stream, memory=False)  # raises NotFound where there is no stream
+        if found and found[0].groups:
+            return found[0].groups[0]
         raise NotFound(
             f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
         )
@@ -75,10 +78,13 @@ class Groups:
         if added is None or counted is None:  # before Redis 7.0, or of huge entries, which are not looked at
             if not before.last_generated_id:
                 return group_lag(last)
-            [found_since] = added_since(self._client, [(self._catalogue.keys(stream).stream, before.last_generated_id)])
+            since = (self._catalogue.keys(stream).stream, before.last_generated_id)
+            [found_since] = added_since(self._client, [since], VERDICT_STEPS)
+            if found_since is None:
+                return group_lag(last)
             added, counted = max(found_since, after.length - before.length), 0
-        start = GroupPosition(before.now_ms / 1000, counted, first.lag.count)
-        found = rates(start, GroupPosition(after.now_ms / 1000, added, last.lag.count))
+        start = GroupPosition(before.now_ms / 1000, counted, first.lag.count, first.lag.is_exact)
+        found = rates(start, GroupPosition(after.now_ms / 1000, added, last.lag.count, last.lag.is_exact))
         if found is None:
             return group_lag(last)
         return replace(group_lag(last), in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)
@@ -147,7 +153,7 @@ class Groups:
     def delete(self, stream: str, group: str, *, force: bool = False) -> int:
         """Delete a group and what is kept for it; return how many pending messages went with it.
 
-        Raises ConfigurationError if messages are pending, unless `force` is true.
+        Raises ConfigurationError if messages are pending or consumers are alive, unless `force` is true.
         """
         found = self._known(stream, group)
         if found.pending and not force:
@@ -155,11 +161,22 @@ class Groups:
                 f"group {group!r} of stream {stream!r} has {found.pending} pending messages, which would be "
                 "lost: pass force=True (--force) to delete it anyway"
             )
+        if not force and (alive := self._alive(found)):
+            raise ConfigurationError(
+                f"group {group!r} of stream {stream!r} has live consumers ({alive}), which would create it again at "
+                "the beginning of the stream and handle all its entries again: stop them and wait until they count as "
+                "dead, or pass force=True (--force) to delete it anyway"
+            )
         keys = self._catalogue.keys(stream)
-        self._client.call(keys.stream, "XGROUP", "DESTROY", keys.stream, group, repeat=Repeat.IDEMPOTENT)
-        for kept in (keys.attempts(group), keys.retries(group), keys.position(group)):
-            self._client.call(keys.stream, "DEL", kept, repeat=Repeat.IDEMPOTENT)
+        kept = [keys.position(group), keys.retries(group), keys.attempts(group)]
+        self._client.run("ops/delete_group", [keys.stream, *kept], [group], Repeat.IDEMPOTENT)
         return found.pending
+
+    def _alive(self, group: GroupInfo) -> int:
+        if group.consumers > MOST_CONSUMERS:
+            return group.consumers  # too many to list
+        found = self.consumers(group.stream, group.name, limit=MOST_CONSUMERS)
+        return sum(each.state is not ConsumerState.DEAD for each in found.items)
 
 
 def reader_positions(streams: Sequence[StreamInfo]) -> list[ReaderPosition]:

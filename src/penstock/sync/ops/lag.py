@@ -31,6 +31,7 @@ class GroupPosition:
     at_s: float  # of the server's clock
     added: int  # entries that were ever added, or as many more than at an earlier moment
     lag: int
+    is_exact: bool = True  # whether the lag is; a bound may stand still while consumers read
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class Rates:
 
 
 def rates(before: GroupPosition, after: GroupPosition) -> Rates | None:
-    """Return the rates between two moments; None = no time passed, or the stream was recreated."""
+    """Return the rates between two moments; None = no time passed, a lag is a bound, or the stream was recreated."""
     passed_s = after.at_s - before.at_s
     added = after.added - before.added
-    if passed_s <= 0 or added < 0:
+    if passed_s <= 0 or added < 0 or not (before.is_exact and after.is_exact):
         return None
     in_per_s = added / passed_s
     # What came and is not unread went out: the server's count of what was read is wrong after trimming.
@@ -85,14 +86,7 @@ def measure(client: StreamClient, groups: Sequence[tuple[str, Look, GroupLook]],
         if not look.has_huge_entries and (known[place] is None or group.first_unread_id == "?")
     }
     _advance(client, list(counts.values()), _FEW)
-    left = [count for place, count in counts.items() if known[place] is None and not count.is_exact]
-    while left and steps >= 2:
-        left.sort(key=lambda count: count.length)  # of short streams more are counted to the end
-        left = left[: steps // 2]
-        steps -= 2 * len(left)
-        for start in range(0, len(left), _TOGETHER):
-            _advance(client, left[start : start + _TOGETHER], _MANY)
-        left = [count for count in left if not count.is_exact]
+    _finish(client, [count for place, count in counts.items() if known[place] is None], steps)
     return [_lag(look, group, known[place], counts.get(place)) for place, (_, look, group) in enumerate(groups)]
 
 
@@ -139,6 +133,17 @@ class _Count:
         return self.length - self.ahead if self.after else self.behind
 
 
+def _finish(client: StreamClient, counts: Sequence[_Count], steps: int) -> None:
+    left = [count for count in counts if not count.is_exact]
+    while left and steps >= 2:
+        left.sort(key=lambda count: count.length)  # of short streams more are counted to the end
+        left = left[: steps // 2]
+        steps -= 2 * len(left)
+        for start in range(0, len(left), _TOGETHER):
+            _advance(client, left[start : start + _TOGETHER], _MANY)
+        left = [count for count in left if not count.is_exact]
+
+
 def _advance(client: StreamClient, counts: Sequence[_Count], most: int) -> None:
     steps = _count(client, [(each.key, each.after, "+") for each in counts], most)
     for each, step in zip(counts, steps, strict=True):
@@ -171,10 +176,12 @@ def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: i
     return found
 
 
-def added_since(client: StreamClient, streams: Sequence[tuple[str, str]]) -> list[int]:
+def added_since(client: StreamClient, streams: Sequence[tuple[str, str]], steps: int) -> list[int | None]:
     """Return how many entries follow an id in each stream, for servers that do not count what is added.
 
-    No more than some thousands are counted.
+    None = `steps` do not reach an end of the stream.
     """
-    ranges = [(key, ids.after(last), "+") for key, last in streams]
-    return [counted.count for counted in _count(client, ranges, _MANY)]
+    counts = [_Count(key, last) for key, last in streams]
+    _advance(client, counts, _FEW)
+    _finish(client, counts, steps)
+    return [count.most if count.is_exact else None for count in counts]

@@ -23,12 +23,13 @@ from penstock.sync.ops.model import (
     RetentionPolicy,
     TrimReport,
 )
-from penstock.sync.ops.streams import group_kind
+from penstock.sync.ops.streams import ARCHIVE_GROUP, group_kind
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import ask
 
 _SAMPLES = 5
 _MANY_GROUPS = 1_000  # of one stream
+_NO_ARCHIVE = f"no archive reads the stream: no group is named {ARCHIVE_GROUP} or {ARCHIVE_GROUP}-..."
 
 
 class Retention:
@@ -115,7 +116,7 @@ class Retention:
             )
             return TrimReport(stream, 0, 0, True, dry_run, note=f"the stream {why}")
         if policy.archived_only and not any(pin.kind is GroupKind.ARCHIVE for pin in found.pins):
-            return TrimReport(stream, 0, 0, True, dry_run, note="no archive reads the stream (no archive group)")
+            return TrimReport(stream, 0, 0, True, dry_run, note=_NO_ARCHIVE)
         finished, is_exact = self._finished(found)
         excess = self._excess(found, policy, finished)
         goes = min(excess, finished)

@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Self
 
 from penstock.errors import NotFound, PenstockError, summary_of
+from penstock.model import Lag
 from penstock.number_checks import check_number, check_seconds
 from penstock.ops.condition import StreamCondition, condition_of
 from penstock.runtime.threads import Flag, TaskGroup
 from penstock.sync.ops.groups import group_lag, reader_positions
 from penstock.sync.ops.inspector import Inspector
-from penstock.sync.ops.lag import GroupPosition, Rates, added_since, rates
+from penstock.sync.ops.lag import LIST_STEPS, GroupPosition, Rates, added_since, rates
 from penstock.sync.ops.model import (
     GroupLag,
     Overview,
@@ -51,6 +52,7 @@ class Sampler:
         self._points: dict[str, deque[StreamPoint]] = {}
         self._positions: dict[tuple[str, str], deque[GroupPosition]] = {}
         self._added: dict[str, tuple[StreamInfo, int]] = {}  # what was added since, where the server does not count
+        self._miscounted: set[str] = set()  # streams of which nobody knows how much was added since the last sample
         self._reached: dict[
             tuple[str, str], tuple[str, int | None]
         ] = {}  # by readers by ids: position, entries before it
@@ -162,7 +164,7 @@ class Sampler:
 
     def _rates(self, stream: str, group: str) -> Rates | None:
         seen = self._positions.get((stream, group))
-        return rates(seen[0], seen[-1]) if seen and len(seen) > 1 else None
+        return rates(next((each for each in seen if each.is_exact), seen[0]), seen[-1]) if seen else None
 
     def _record(self, found: Overview) -> Sample:
         added = self._added_by_stream(found)
@@ -174,7 +176,7 @@ class Sampler:
         for stream in found.streams:
             point = self._point(found.at_ms, stream, added[stream.name])
             self._points.setdefault(stream.name, deque(maxlen=self._keep_streams)).append(point)
-            in_per_s, out_per_s = in_per_s + point.in_per_s, out_per_s + point.out_per_s
+            in_per_s, out_per_s = in_per_s + (point.in_per_s or 0.0), out_per_s + (point.out_per_s or 0.0)
         self._note_commits(found, added)
         self._overview = found
         return Sample(
@@ -186,7 +188,8 @@ class Sampler:
     def _note_commits(self, found: Overview, added: dict[str, int]) -> None:
         reached: dict[tuple[str, str], tuple[str, int | None]] = {}
         for each in reader_positions(found.streams):
-            place, done = (each.stream, each.group), added[each.stream] - each.lag.count if each.lag.is_exact else None
+            is_known = each.lag.is_exact and each.stream not in self._miscounted
+            place, done = (each.stream, each.group), added[each.stream] - each.lag.count if is_known else None
             position, before = self._reached.get(place, (each.position, done))
             if position != each.position:
                 entries = done - before if done is not None and before is not None else None
@@ -197,20 +200,20 @@ class Sampler:
         self._commits = {place: kept for place, kept in self._commits.items() if place in reached}
 
     def _point(self, at_ms: int, stream: StreamInfo, added: int) -> StreamPoint:
-        in_per_s, out_per_s = 0.0, 0.0
+        known: dict[str, Rates] = {}
         for name, lag in _groups_of(stream).items():
             seen = self._positions.setdefault((stream.name, name), deque(maxlen=_SHORT))
-            if seen and seen[-1].added > added:
-                seen.clear()  # the stream was deleted and begun anew
-            seen.append(GroupPosition(at_ms / 1000, added, lag))
+            if stream.name in self._miscounted or (seen and seen[-1].added > added):
+                seen.clear()  # what was added is not known, or the stream was deleted and begun anew
+            seen.append(GroupPosition(at_ms / 1000, added, lag.count, lag.is_exact))
             found = self._rates(stream.name, name)
             if found is not None:
-                in_per_s = found.in_per_s
-                out_per_s = max(out_per_s, found.out_per_s) if name else out_per_s
-        lag_of_stream = stream.lag
+                known[name] = found
+        of_stream, lag_of_stream = known.pop("", None), stream.lag
         return StreamPoint(
             at_ms, stream.length, lag_of_stream.count if lag_of_stream else 0, stream.pending, stream.dead_letters,
-            in_per_s, out_per_s,
+            of_stream.in_per_s if of_stream else None,
+            max((each.out_per_s for each in known.values()), default=None if stream.groups else 0.0),
         )  # fmt: skip
 
     def _added_by_stream(self, found: Overview) -> dict[str, int]:
@@ -219,14 +222,16 @@ class Sampler:
         uncounted = [each for each in found.streams if each.entries_added is None and not each.has_huge_entries]
         known = [self._added.get(stream.name, (stream, 0)) for stream in uncounted]
         keys = [(self._inspector.streams.key(before.name), before.last_generated_id) for before, _ in known]
-        more = added_since(self._inspector.client, keys)
+        more = added_since(self._inspector.client, keys, LIST_STEPS)
+        self._miscounted = {stream.name for stream in found.streams if stream.has_huge_entries}
+        self._miscounted |= {stream.name for stream, new in zip(uncounted, more, strict=True) if new is None}
         self._added = {
-            stream.name: (stream, so_far + max(new, stream.length - before.length))
+            stream.name: (stream, so_far + max(new or 0, stream.length - before.length))
             for stream, (before, so_far), new in zip(uncounted, known, more, strict=True)
         }
         return added | {name: so_far for name, (_, so_far) in self._added.items()}
 
 
-def _groups_of(stream: StreamInfo) -> dict[str, int]:
+def _groups_of(stream: StreamInfo) -> dict[str, Lag]:
     """Return the lags of the groups; the name "" stands for the stream itself, which has an inflow without a group."""
-    return {"": 0, **{group.name: group.lag.count for group in stream.groups}}
+    return {"": Lag(0, 0.0), **{group.name: group.lag for group in stream.groups}}

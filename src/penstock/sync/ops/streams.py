@@ -76,9 +76,11 @@ class Streams:
         [reply] = ask(self._client, [(key, ("MEMORY", "USAGE", key, "SAMPLES", _SAMPLES))])
         return None if reply is None or isinstance(reply, PenstockError) else int(reply)
 
-    def look(self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS) -> list[StreamInfo]:
-        """Return those streams that exist; each hundred takes a few round trips."""
-        looks = list((self._catalogue.look(names)).values())
+    def look(
+        self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS, *, only_group: str = ""
+    ) -> list[StreamInfo]:
+        """Return those streams that exist, with all their groups or one; each hundred takes a few round trips."""
+        looks = list((self._catalogue.look(names, only_group=only_group)).values())
         groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
         lags = measure(self._client, groups, lag_steps)
         waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]

@@ -21,15 +21,10 @@ class Workers:
     def consumers(self, match: str = "*", *, dead_after_ms: int | None = None) -> list[Consumer]:
         """Return the consumers of all groups of the streams that a pattern matches.
 
-        Groups with more than 2,000 consumers are left out: see Doctor, which finds them.
+        Groups with more than 2,000 consumers are left out: unlisted() returns them.
         """
-        looks = self._catalogue.look(self._catalogue.names(match))
-        groups = [
-            (look.name, group.name)
-            for look in looks.values()
-            for group in look.groups
-            if 0 < group.consumers <= MOST_CONSUMERS
-        ]
+        counts = self._counts(match)
+        groups = [place for place, count in counts.items() if 0 < count <= MOST_CONSUMERS]
         keys = [self._catalogue.keys(stream).stream for stream, _ in groups]
         questions = [(key, ("XINFO", "CONSUMERS", key, group)) for key, (_, group) in zip(keys, groups, strict=True)]
         replies = ask(self._client, questions)
@@ -39,6 +34,14 @@ class Workers:
             if not isinstance(rows, PenstockError)
             for consumer in consumers_of(stream, group, rows, dead_after_ms)
         ]
+
+    def unlisted(self, match: str = "*") -> list[tuple[str, str]]:
+        """Return the groups with more consumers than are listed, each behind its stream."""
+        return [place for place, count in (self._counts(match)).items() if count > MOST_CONSUMERS]
+
+    def _counts(self, match: str) -> dict[tuple[str, str], int]:
+        looks = self._catalogue.look(self._catalogue.names(match))
+        return {(look.name, group.name): group.consumers for look in looks.values() for group in look.groups}
 
     def page(
         self,

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import msgspec
 
 from penstock import task as values
-from penstock.config import unique_worker_name
+from penstock.config import unique_worker_name, usual_heartbeat_ms
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.delivery.leases import StreamLeases
@@ -94,7 +94,7 @@ class RedisTaskQueue:
         self._publisher = TaskPublisher(self.client, self.keys, self.group, self.encode_task)
         self._in_flight = TasksInFlight()
         self._lanes = LaneRegistry(self.client, self.keys, self.group, self.consumer)
-        self._reader = TaskReader(self._lanes, self._in_flight, max_retry, limits, idle_ms / 4000)
+        self._reader = TaskReader(self._lanes, self._in_flight, max_retry, limits, usual_heartbeat_ms(idle_ms) / 1000)
         self._admission = Admission(self._lanes)
         self._result_store = ResultStore(self.client, self.keys)
         self._listing = TaskListing(self._lanes, limits)
@@ -307,7 +307,7 @@ class RedisTaskQueue:
         `hung` is called before each renewal: the tasks that it returns are released, and are orphans when their leases
         expire.
         """
-        self._reader.heartbeat_s = (heartbeat_interval_ms or self.idle_ms / 4) / 1000
+        self._reader.heartbeat_s = (heartbeat_interval_ms or usual_heartbeat_ms(self.idle_ms)) / 1000
         leases = StreamLeases(
             self.client.settings, self.keys.index, self.group, self.consumer, self._reader.heartbeat_s, self.idle_ms,
             partial(self._renewable, hung), self._lost,
