@@ -109,6 +109,34 @@ def test_a_run_merges_small_files_when_they_are_many_and_when_their_day_is_over(
     assert verify(tmp_path, rows=True).is_sound
 
 
+def test_a_run_that_is_asked_to_stop_begins_no_further_merge(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(40, every_ms=6 * 3_600_000)  # ten days
+    fill(tmp_path, stream, 0, 40)
+    steps: list[str] = []
+    run = ArchiveRun(tmp_path, "orders", step=steps.append, is_stopping=lambda: "committed" in steps)
+    archive_table = ArchiveTable.of(tmp_path)
+    assert run._compact(archive_table, archive_table.load())  # the nine days that are over
+    assert steps == ["written", "placed", "committed"]
+    assert len(files_of(tmp_path)) == 37
+    assert archived(tmp_path) == stream.entries
+
+
+def test_a_run_leaves_merges_that_would_delay_its_next_batch_for_later(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(40, every_ms=6 * 3_600_000)
+    fill(tmp_path, stream, 0, 40)
+    archive_table = ArchiveTable.of(tmp_path)
+    small = SmallFiles(archive_table, state=archive_table.load(), most_s=0)
+    left = []
+    for _ in range(10):
+        small.run_if_it_pays()
+        left.append(len(files_of(tmp_path)))
+    assert left == [37, 34, 31, 28, 25, 22, 19, 16, 13, 13]
+    assert archived(tmp_path) == stream.entries
+    assert verify(tmp_path, rows=True).is_sound
+
+
 def test_of_two_compactions_one_is_refused(tmp_path: Path) -> None:
     stream = Stream()
     stream.add(6)

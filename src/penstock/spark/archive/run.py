@@ -70,7 +70,9 @@ class ArchiveRun:
     compacts: bool = True  # small files, whenever there are many
     step: FailPoint = no_fail_point
     tell: Callable[[CommittedBatch], None] = lambda _: None
-    is_stopping: Callable[[], bool] = lambda: False  # asked before each batch: none begins then, and the query ends
+    is_stopping: Callable[[], bool] = lambda: (
+        False
+    )  # asked before each batch and merge: none begins then, and the query ends
 
     def start(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
         """Start the query; with `once` it ends when everything available now is archived.
@@ -157,8 +159,16 @@ class ArchiveRun:
 
     def _compact(self, table: ArchiveTable, state: State) -> bool:
         """Merge small files, if there are many; another process may do so too. Return whether to do so again later."""
+        small = SmallFiles(
+            table,
+            max_file_rows=self.max_file_rows,
+            step=self.step,
+            state=state,
+            is_stopping=self.is_stopping,
+            most_s=self._trigger_s(),
+        )
         try:
-            SmallFiles(table, max_file_rows=self.max_file_rows, step=self.step, state=state).run_if_it_pays()
+            small.run_if_it_pays()
         except ArchiveConflict:
             return True
         except (PenstockError, OSError) as error:
