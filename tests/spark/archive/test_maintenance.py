@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from penstock.errors import ConfigurationError
 from penstock.spark.archive import ArchiveConflict, ArchiveRun, compact, table, verify
 from penstock.spark.archive.compact import Compaction, SmallFiles
 from penstock.spark.archive.lock import ArchiveLock
@@ -135,6 +136,24 @@ def test_a_run_leaves_merges_that_would_delay_its_next_batch_for_later(tmp_path:
     assert left == [37, 34, 31, 28, 25, 22, 19, 16, 13, 13]
     assert archived(tmp_path) == stream.entries
     assert verify(tmp_path, rows=True).is_sound
+
+
+def test_replaced_files_are_kept_for_the_grace_also_by_a_run(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(9)
+    fill(tmp_path, stream, 0, 3)
+    for grace_s in (90_000, -1):
+        with pytest.raises(ConfigurationError, match="between 0s and 24h"):
+            compact(tmp_path, grace_s=grace_s)
+        with pytest.raises(ConfigurationError, match="between 0s and 24h"):
+            ArchiveRun(tmp_path, "orders", grace_s=grace_s).check()
+    replaced = [tmp_path / entry.path for entry in files_of(tmp_path)]
+    compact(tmp_path, grace_s=86_400)
+    archive_table = ArchiveTable.of(tmp_path)
+    for grace_s, are_kept in ((86_400, True), (0, False)):
+        small = SmallFiles(archive_table, grace_s=grace_s, state=archive_table.load())
+        small.run()
+        assert all(file.exists() for file in replaced) == are_kept
 
 
 def test_of_two_compactions_one_is_refused(tmp_path: Path) -> None:

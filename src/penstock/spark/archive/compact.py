@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS
 from penstock.spark.archive.file_reader import damaged, read_rows, why_changed
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.archive.state import ArchiveDamaged, FileEntry, State, in_order
+from penstock.spark.archive.state import DAY_MS, ArchiveDamaged, FileEntry, State, in_order
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import FailPoint, Location, no_fail_point
 
 TARGET_BYTES = 256 << 20
 GRACE_S = 3600.0
+_MOST_GRACE_S = DAY_MS / 1000
 _SMALL_BYTES = 1 << 20
 _MANY = 64  # small files that are worth a merge during a run
 
@@ -166,6 +168,15 @@ def _days(state: State) -> dict[tuple[str, str], list[FileEntry]]:
     return found
 
 
+def check_grace(grace_s: float) -> None:
+    """Raise ConfigurationError for a grace that cannot be kept: the log of the table names replaced files for a day."""
+    if not 0 <= grace_s <= _MOST_GRACE_S:
+        raise ConfigurationError(
+            f"--grace {grace_s:g}s must be between 0s and 24h: after a day the table does not record any more when a "
+            "file was replaced"
+        )
+
+
 def compact(
     root: str | Path | Location,
     *,
@@ -175,7 +186,8 @@ def compact(
     step: FailPoint = no_fail_point,
     storage_options: Mapping[str, str] | None = None,
 ) -> Compacted:
-    """Compact an archive; see the module."""
+    """Compact an archive; see the module. Replaced files are kept for the grace, a day at most."""
+    check_grace(grace_s)
     table = ArchiveTable.of(root, storage_options)
     state = table.load()
     table.location.check_writable("archive")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
-from penstock.spark.archive.compact import SmallFiles
+from penstock.spark.archive.compact import GRACE_S, SmallFiles, check_grace
 from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.state import ArchiveConflict, ArchiveDamaged, State
@@ -68,6 +68,7 @@ class ArchiveRun:
     trigger: str = "10 seconds"
     storage_options: Mapping[str, str] = field(default_factory=dict)
     compacts: bool = True  # small files, whenever there are many
+    grace_s: float = GRACE_S  # how long a run keeps replaced files, also those that another compaction has replaced
     step: FailPoint = no_fail_point
     tell: Callable[[CommittedBatch], None] = lambda _: None
     is_stopping: Callable[[], bool] = lambda: (
@@ -133,6 +134,7 @@ class ArchiveRun:
         """Look at everything that can be wrong, without Spark and without writing; return the options of the source."""
         table = self._table()
         self._trigger_s()
+        check_grace(self.grace_s)
         table.location.check_writable("archive")
         ArchiveLock.check(table.location)
         if table.is_old():
@@ -162,6 +164,7 @@ class ArchiveRun:
         small = SmallFiles(
             table,
             max_file_rows=self.max_file_rows,
+            grace_s=self.grace_s,
             step=self.step,
             state=state,
             is_stopping=self.is_stopping,
