@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from penstock import ids
 from penstock.redis.embedded import EmbeddedServer
@@ -91,6 +93,26 @@ def test_of_two_archivers_one_is_refused(root: Location, stream: Stream) -> None
     with pytest.raises(ArchiveConflict, match="since this one started"):
         archive(first, stream, 50, 60)  # also one after the other, without meeting
     assert archived(root, stream.name) == stream.entries[:50]
+    assert verify(root, rows=True).is_sound
+
+
+def test_a_commit_whose_reply_was_lost_is_the_own_one(
+    root: Location, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that repeats a put finds the own commit in the way, and reports a conflict."""
+    write = DeltaTable.create_write_transaction
+
+    def write_and_conflict(*given: Any, **more: Any) -> None:
+        write(*given, **more)
+        raise CommitFailedError("the version exists already")
+
+    archiver = opened(root)
+    archive(archiver, stream, 0, 10)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", write_and_conflict)
+    archive(archiver, stream, 10, 20)
+    archive(archiver, stream, 20, 30)  # no other run has archived meanwhile
+    assert compact(root).made == 1
+    assert archived(root, stream.name) == stream.entries[:30]
     assert verify(root, rows=True).is_sound
 
 

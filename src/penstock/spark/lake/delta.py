@@ -181,8 +181,14 @@ class DeltaLog:
                     post_commithook_properties=_keeping_log() if keeps_log else None,
                 )
             except _conflict() as error:
-                raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
+                if not self._has_all(add):
+                    raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
         return self.version
+
+    def _has_all(self, files: Sequence[DataFile]) -> bool:
+        """Return whether the table has these new files: a store that lost a reply calls our own commit a conflict."""
+        self.refresh()
+        return bool(files) and {file.path for file in files} <= {file.path for file in self.files()}
 
     def make_durable(self, after: int | None = None) -> None:
         """Sync the last commit, or all after a version, with the files that they add, if the table is on a disk.
