@@ -13,11 +13,11 @@ from pyspark.errors import StreamingQueryException
 
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.archive import ArchiveRun
+from penstock.spark.archive import ArchiveDamaged, ArchiveRun
 from penstock.spark.archive.run import GROUP
 from penstock.spark.archive.table import load_state
 from penstock.sync import ConsumerGroup, StreamClient
-from tests.spark.archive.streams import archived
+from tests.spark.archive.streams import Stream, archive, archived, opened
 from tests.spark.driver import Driver
 from tests.spark.end_to_end.queries import entry_id, fill, finished
 
@@ -31,12 +31,12 @@ Run = Callable[..., None]
 def run(spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path) -> Run:
     """Archives all that is there: `run("orders", **settings)`."""
 
-    def archive(streams: str = "orders", **settings: Any) -> None:
+    def run(streams: str = "orders", **settings: Any) -> None:
         options = {"url": stream_server.url, "minPartitions": "2"}
         given = {"options": options, **settings}
         finished(ArchiveRun(tmp_path / "cold", streams, **given).start(spark, once=True))
 
-    return archive
+    return run
 
 
 def entries(client: redis.Redis, stream: str) -> list[tuple[str, dict[str, bytes]]]:
@@ -104,6 +104,23 @@ def test_bad_input_is_refused_and_writes_nothing(
         with pytest.raises((ConfigurationError, StreamMissing), match=why):
             ArchiveRun(root, "orders", given).start(spark, once=True)
     assert not (tmp_path / "cold").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "v1\n{}", "v1\n{}\n{", "v1\n{}\n[]", 'v1\n{}\n{"v": 1, "s": 1}', "v1\n{}\n\0\xff"]
+)
+def test_a_checkpoint_that_cannot_be_read_is_reported_with_the_remedy(
+    stream_server: EmbeddedServer, tmp_path: Path, text: str
+) -> None:
+    stream = Stream()
+    stream.add(10)
+    archive(opened(tmp_path / "cold"), stream, 0, 10)
+    checkpoint = tmp_path / "cold" / "_checkpoint"
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True)
+        (checkpoint / folder / "3").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ArchiveDamaged, match=rf"batch 3 .*\. Remove {checkpoint}: the run continues where the table"):
+        ArchiveRun(tmp_path / "cold", "orders", {"url": stream_server.url}).check()
 
 
 KILLED = """

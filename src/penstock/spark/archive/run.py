@@ -249,8 +249,11 @@ def offsets_of(checkpoint: Path, batch: int) -> Offsets:
     """Return what a batch takes of each stream."""
     try:
         return Offsets.in_checkpoint(checkpoint, batch)
-    except (OSError, ValueError, IndexError) as error:
-        raise ArchiveDamaged(f"cannot read batch {batch} in the checkpoint {checkpoint}: {error}") from error
+    except (OSError, ValueError, IndexError, AttributeError, ConfigurationError) as error:
+        raise ArchiveDamaged(
+            f"cannot read batch {batch} in the checkpoint {checkpoint} ({error}). Remove {checkpoint}: the run "
+            "continues where the table ends"
+        ) from error
 
 
 def last_committed(location: Location) -> Offsets | None:
