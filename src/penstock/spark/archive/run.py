@@ -31,7 +31,7 @@ from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.catalogue import look, require
 from penstock.spark.source.offsets import IdRange, Offsets, Position, newest_number
 from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.partitioning import pack
+from penstock.spark.source.redis_log import log_of
 from penstock.times import seconds_of
 
 if TYPE_CHECKING:
@@ -210,9 +210,11 @@ def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> li
     """Run the task on the executors; return the files.
 
     The tasks read Redis themselves. Spark plans the batch and keeps its offsets, but the entries do not pass through
-    Java, where half of the time would go.
+    Java, where half of the time would go. Nor need a batch that is run again have the same tasks: so a long one is cut
+    for as many cores as there are now.
     """
-    shares = pack(task.pieces, options.max_rows_per_partition, options.streaming_partitions)
+    log, cores = log_of(options), context.defaultParallelism
+    shares = retry(lambda: log.partitions(task.pieces, cores), options.retry_timeout.total_seconds())
     found = context.parallelize(shares, max(1, len(shares))).flatMap(Copying(task, options)).collect()
     return list(found)
 
