@@ -18,12 +18,13 @@ from penstock import ids
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveConflict, ArchiveRun, compact, read, status, verify
 from penstock.spark.archive.cold_log import ColdLog
+from penstock.spark.archive.compact import Compacted
 from penstock.spark.archive.read import archive_options
 from penstock.spark.lake.files import Location
 from penstock.spark.replay import ArchiveOrigin, Replay, Span
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
 from tests.helpers.threads import eventually
-from tests.spark.archive.streams import Crash, Stream, archive, archived, opened
+from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
 from tests.spark.archive.test_maintenance import COMPACT
 from tests.spark.archive.test_run import KILLED
 from tests.spark.clusters import fast_start
@@ -72,7 +73,9 @@ def test_killed_at_any_step_and_restarted_every_entry_is_archived_once(root: Loc
         archive(opened(root), stream, at, at + 10, cuts=[at + 3])
         at += 10
         assert archived(root, stream.name) == stream.entries[:at]
-    assert compact(root, grace_s=0).made == 1
+    replaced = {entry.path for entry in files_of(root, stream.name)}
+    assert compact(root, grace_s=0) == Compacted(merged=9, made=1, cleaned=9)
+    assert not replaced & {file.path for file in root.store.walk("")}
     assert archived(root, stream.name) == stream.entries[:50]
     pages = ColdLog.of(root).pages(stream.name, ids.ZERO, stream.entries[20][0])
     assert [each.decode() for page in pages for each, _ in page] == [each for each, _ in stream.entries[:21]]
