@@ -71,9 +71,7 @@ class ArchiveRun:
     grace_s: float = GRACE_S  # how long a run keeps replaced files, also those that another compaction has replaced
     step: FailPoint = no_fail_point
     tell: Callable[[CommittedBatch], None] = lambda _: None
-    is_stopping: Callable[[], bool] = lambda: (
-        False
-    )  # asked before each batch and merge: none begins then, and the query ends
+    is_stopping: Callable[[], bool] = lambda: False  # asked before a batch or a merge: none begins then
 
     def start(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
         """Start the query; with `once` it ends when everything available now is archived.
