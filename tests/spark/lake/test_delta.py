@@ -247,5 +247,8 @@ def test_files_are_complete_or_not_there(location: Location, tmp_path: Path) -> 
     for look in (store.read, store.info, lambda path: list(store.blocks(path))):
         with pytest.raises(FileNotFoundError):
             look("folder/one")
+    store.write("other/.draft", b"")  # such as a writer to HDFS leaves that is killed
+    assert [file.path for file in store.walk("other")] == ["other/two words%"]
+    assert [file.path for file in store.walk("other", has_drafts=True)] == ["other/.draft", "other/two words%"]
     store.delete_folder("other")
-    assert store.walk("other") == store.walk("nowhere") == []
+    assert store.walk("other", has_drafts=True) == store.walk("nowhere") == []
