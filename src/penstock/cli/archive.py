@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 app = group("Copy streams into a Delta table; verify and compact it.")
+Grace = Annotated[
+    float,
+    duration("How long replaced files are kept for running readers, in whole hours, up to 24h.", default="1h"),
+]
 _ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who give options; here there is a flag
 
 
@@ -51,6 +55,7 @@ def run(
             help="Continue even if entries were trimmed before they were archived; record the gap.",
         ),
     ] = False,
+    grace: Grace = 3_600.0,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,6 +70,7 @@ def run(
         fail_on_data_loss=not allow_data_loss,
         max_batch_rows=max_batch_rows,
         trigger=f"{every}s",
+        grace_s=grace,
         tell=lambda done: say(
             f"batch {done.batch}: {done.rows:,} entries, {done.rows / max(done.wall_s, 1e-9):,.0f}/s"
         ),
@@ -174,9 +180,7 @@ def verify(
 def compact(
     archive: Archive,
     target_mb: Annotated[int, typer.Option(min=1, help="Target size of the compacted files, in MB.")] = 256,
-    grace: Annotated[
-        float, duration("How long replaced files are kept for running readers, in whole hours.", default="1h")
-    ] = 3_600.0,
+    grace: Grace = 3_600.0,
     as_json: AsJson = False,
 ) -> None:
     """Merge the small files of each day into few large ones."""

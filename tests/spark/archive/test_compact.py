@@ -9,7 +9,7 @@ import pytest
 from penstock.spark.archive import ArchiveDamaged, compact, verify
 from penstock.spark.archive.compact import Compaction
 from penstock.spark.archive.file_reader import batches_of
-from penstock.spark.archive.table import ArchiveTable
+from penstock.spark.archive.table import ArchiveTable, load_state
 from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
 
 
@@ -34,6 +34,9 @@ def test_the_files_of_a_day_become_one_and_a_second_run_does_nothing(tmp_path: P
     assert sum(old) == 60
     assert compact(tmp_path).made == 0
     assert compact(tmp_path, grace_s=0).cleaned == 8
+    version = load_state(tmp_path).version
+    assert compact(tmp_path, grace_s=0).cleaned == 0  # the log still names them
+    assert load_state(tmp_path).version == version
     assert archived(tmp_path) == stream.entries
     assert verify(tmp_path, rows=True).is_sound
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from penstock.errors import ConfigurationError
 from penstock.spark.archive import ArchiveConflict, ArchiveRun, compact, table, verify
 from penstock.spark.archive.compact import Compaction, SmallFiles
 from penstock.spark.archive.lock import ArchiveLock
@@ -107,6 +108,52 @@ def test_a_run_merges_small_files_when_they_are_many_and_when_their_day_is_over(
     assert [entry.rows for entry in files_of(tmp_path)] == [67, 1, 1, 1]
     assert archived(tmp_path) == stream.entries
     assert verify(tmp_path, rows=True).is_sound
+
+
+def test_a_run_that_is_asked_to_stop_begins_no_further_merge(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(40, every_ms=6 * 3_600_000)  # ten days
+    fill(tmp_path, stream, 0, 40)
+    steps: list[str] = []
+    run = ArchiveRun(tmp_path, "orders", step=steps.append, is_stopping=lambda: "committed" in steps)
+    archive_table = ArchiveTable.of(tmp_path)
+    assert run._compact(archive_table, archive_table.load())  # the nine days that are over
+    assert steps == ["written", "placed", "committed"]
+    assert len(files_of(tmp_path)) == 37
+    assert archived(tmp_path) == stream.entries
+
+
+def test_a_run_leaves_merges_that_would_delay_its_next_batch_for_later(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(40, every_ms=6 * 3_600_000)
+    fill(tmp_path, stream, 0, 40)
+    archive_table = ArchiveTable.of(tmp_path)
+    small = SmallFiles(archive_table, state=archive_table.load(), most_s=0)
+    left = []
+    for _ in range(10):
+        small.run_if_it_pays()
+        left.append(len(files_of(tmp_path)))
+    assert left == [37, 34, 31, 28, 25, 22, 19, 16, 13, 13]
+    assert archived(tmp_path) == stream.entries
+    assert verify(tmp_path, rows=True).is_sound
+
+
+def test_replaced_files_are_kept_for_the_grace_also_by_a_run(tmp_path: Path) -> None:
+    stream = Stream()
+    stream.add(9)
+    fill(tmp_path, stream, 0, 3)
+    for grace_s in (90_000, -1):
+        with pytest.raises(ConfigurationError, match="between 0s and 24h"):
+            compact(tmp_path, grace_s=grace_s)
+        with pytest.raises(ConfigurationError, match="between 0s and 24h"):
+            ArchiveRun(tmp_path, "orders", grace_s=grace_s).check()
+    replaced = [tmp_path / entry.path for entry in files_of(tmp_path)]
+    compact(tmp_path, grace_s=86_400)
+    archive_table = ArchiveTable.of(tmp_path)
+    for grace_s, are_kept in ((86_400, True), (0, False)):
+        small = SmallFiles(archive_table, grace_s=grace_s, state=archive_table.load())
+        small.run()
+        assert all(file.exists() for file in replaced) == are_kept
 
 
 def test_of_two_compactions_one_is_refused(tmp_path: Path) -> None:

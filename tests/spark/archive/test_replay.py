@@ -70,6 +70,20 @@ def test_a_compaction_may_take_files_away_meanwhile_and_damage_is_told(root: Pat
             list(ArchiveOrigin(root, "orders", Span()).rows(None))
 
 
+def test_a_selection_without_an_end_grows_with_the_archive_and_one_with_an_end_does_not(
+    root: Path, stream: Stream, stream_server: EmbeddedServer
+) -> None:
+    def run(name: str, span: Span) -> Replayed:
+        return made(stream_server, ArchiveOrigin(root, "orders", span), into=name, name=name).run()
+
+    ended = Span(high=START_MS + 100)
+    assert run("open", Span()) == run("ended", ended) == Replayed(added=100, repeated=0)
+    stream.add(20)
+    archive(opened(root), stream, 100, 120)
+    assert run("open", Span()) == Replayed(added=20, repeated=100)
+    assert run("ended", ended) == Replayed(added=0, repeated=100)
+
+
 def test_nothing_of_a_file_with_a_flipped_bit_is_replayed(
     root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis
 ) -> None:

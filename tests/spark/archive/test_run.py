@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
 from pyspark.errors import StreamingQueryException
 
+from penstock import ids
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.archive import ArchiveRun
-from penstock.spark.archive.run import GROUP
+from penstock.spark.archive import ArchiveDamaged, ArchiveRun, verify
+from penstock.spark.archive.run import GROUP, copy
 from penstock.spark.archive.table import load_state
+from penstock.spark.source.offsets import BatchRange, Offsets, Position
+from penstock.spark.source.options import SourceOptions
 from penstock.sync import ConsumerGroup, StreamClient
-from tests.spark.archive.streams import archived
+from tests.spark.archive.streams import Stream, archive, archived, opened
 from tests.spark.driver import Driver
 from tests.spark.end_to_end.queries import entry_id, fill, finished
 
@@ -31,12 +36,12 @@ Run = Callable[..., None]
 def run(spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path) -> Run:
     """Archives all that is there: `run("orders", **settings)`."""
 
-    def archive(streams: str = "orders", **settings: Any) -> None:
+    def run(streams: str = "orders", **settings: Any) -> None:
         options = {"url": stream_server.url, "minPartitions": "2"}
         given = {"options": options, **settings}
         finished(ArchiveRun(tmp_path / "cold", streams, **given).start(spark, once=True))
 
-    return archive
+    return run
 
 
 def entries(client: redis.Redis, stream: str) -> list[tuple[str, dict[str, bytes]]]:
@@ -104,6 +109,54 @@ def test_bad_input_is_refused_and_writes_nothing(
         with pytest.raises((ConfigurationError, StreamMissing), match=why):
             ArchiveRun(root, "orders", given).start(spark, once=True)
     assert not (tmp_path / "cold").exists()
+
+
+@dataclass
+class Cluster:
+    """A SparkContext with four cores, of which nothing but the tasks is real."""
+
+    defaultParallelism: int = 4  # noqa: N815 - Spark's name
+    tasks: list[int] = field(default_factory=list)
+
+    def parallelize(self, shares: Sequence[Any], count: int) -> Any:
+        self.tasks.append(count)
+        made = lambda copy: [each for share in shares for each in copy(share)]  # noqa: E731
+        return SimpleNamespace(flatMap=lambda copy: SimpleNamespace(collect=lambda: made(copy)))
+
+
+def test_a_long_batch_is_copied_by_all_cores_and_a_short_one_by_one_task(
+    stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    options, cluster = SourceOptions.parse({"url": stream_server.url, "streams": "orders"}), Cluster()
+    with stream_redis.pipeline(transaction=False) as pipe:
+        fill(pipe, "orders", 61_000)
+        pipe.execute()
+    archiver, start = opened(tmp_path / "cold"), Position(ids.ZERO, 0)
+    for count in (1_000, 61_000):
+        end = Position(entry_id(count - 1), count)
+        batch = Offsets({"orders": BatchRange(end, start)})
+        archiver.archive(batch, lambda task: copy(cluster, options, task))  # type: ignore[arg-type]
+        start = end
+    assert cluster.tasks == [1, 4]
+    assert [fields["data"] for _, fields in archived(tmp_path / "cold")] == [b"%d" % n for n in range(61_000)]
+    assert verify(tmp_path / "cold", rows=True).is_sound
+
+
+@pytest.mark.parametrize(
+    "text", ["", "v1\n{}", "v1\n{}\n{", "v1\n{}\n[]", 'v1\n{}\n{"v": 1, "s": 1}', "v1\n{}\n\0\xff"]
+)
+def test_a_checkpoint_that_cannot_be_read_is_reported_with_the_remedy(
+    stream_server: EmbeddedServer, tmp_path: Path, text: str
+) -> None:
+    stream = Stream()
+    stream.add(10)
+    archive(opened(tmp_path / "cold"), stream, 0, 10)
+    checkpoint = tmp_path / "cold" / "_checkpoint"
+    for folder in ("offsets", "commits"):
+        (checkpoint / folder).mkdir(parents=True)
+        (checkpoint / folder / "3").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ArchiveDamaged, match=rf"batch 3 .*\. Remove {checkpoint}: the run continues where the table"):
+        ArchiveRun(tmp_path / "cold", "orders", {"url": stream_server.url}).check()
 
 
 KILLED = """

@@ -7,21 +7,24 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from penstock import ids
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveConflict, ArchiveRun, compact, read, status, verify
 from penstock.spark.archive.cold_log import ColdLog
+from penstock.spark.archive.compact import Compacted
 from penstock.spark.archive.read import archive_options
 from penstock.spark.lake.files import Location
 from penstock.spark.replay import ArchiveOrigin, Replay, Span
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
 from tests.helpers.threads import eventually
-from tests.spark.archive.streams import Crash, Stream, archive, archived, opened
+from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
 from tests.spark.archive.test_maintenance import COMPACT
 from tests.spark.archive.test_run import KILLED
 from tests.spark.clusters import fast_start
@@ -70,7 +73,9 @@ def test_killed_at_any_step_and_restarted_every_entry_is_archived_once(root: Loc
         archive(opened(root), stream, at, at + 10, cuts=[at + 3])
         at += 10
         assert archived(root, stream.name) == stream.entries[:at]
-    assert compact(root, grace_s=0).made == 1
+    replaced = {entry.path for entry in files_of(root, stream.name)}
+    assert compact(root, grace_s=0) == Compacted(merged=9, made=1, cleaned=9)
+    assert not replaced & {file.path for file in root.store.walk("")}
     assert archived(root, stream.name) == stream.entries[:50]
     pages = ColdLog.of(root).pages(stream.name, ids.ZERO, stream.entries[20][0])
     assert [each.decode() for page in pages for each, _ in page] == [each for each, _ in stream.entries[:21]]
@@ -91,6 +96,26 @@ def test_of_two_archivers_one_is_refused(root: Location, stream: Stream) -> None
     with pytest.raises(ArchiveConflict, match="since this one started"):
         archive(first, stream, 50, 60)  # also one after the other, without meeting
     assert archived(root, stream.name) == stream.entries[:50]
+    assert verify(root, rows=True).is_sound
+
+
+def test_a_commit_whose_reply_was_lost_is_the_own_one(
+    root: Location, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that repeats a put finds the own commit in the way, and reports a conflict."""
+    write = DeltaTable.create_write_transaction
+
+    def write_and_conflict(*given: Any, **more: Any) -> None:
+        write(*given, **more)
+        raise CommitFailedError("the version exists already")
+
+    archiver = opened(root)
+    archive(archiver, stream, 0, 10)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", write_and_conflict)
+    archive(archiver, stream, 10, 20)
+    archive(archiver, stream, 20, 30)  # no other run has archived meanwhile
+    assert compact(root).made == 1
+    assert archived(root, stream.name) == stream.entries[:30]
     assert verify(root, rows=True).is_sound
 
 

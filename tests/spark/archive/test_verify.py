@@ -99,7 +99,7 @@ def test_a_range_that_lost_its_file_in_the_log_is_found(root: Path) -> None:
     last = files_of(root)[-1]
     DeltaLog.open(Location.of(root)).commit([], [last.data_file()])
     assert found(root) == [("missing range", "stream 'orders'")]
-    ArchiveTable.of(root).log.vacuum(0)
+    compact(root, grace_s=0)
     assert found(root) == [("missing range", "stream 'orders'")]
 
 

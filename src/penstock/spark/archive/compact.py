@@ -8,21 +8,25 @@ before. Killed anywhere, the archive is as before or as after; the next compacti
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS
 from penstock.spark.archive.file_reader import damaged, read_rows, why_changed
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.archive.state import ArchiveDamaged, FileEntry, State
+from penstock.spark.archive.state import DAY_MS, ArchiveDamaged, FileEntry, State, in_order
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import FailPoint, Location, no_fail_point
 
 TARGET_BYTES = 256 << 20
 GRACE_S = 3600.0
+_MOST_GRACE_S = DAY_MS / 1000
 _SMALL_BYTES = 1 << 20
 _MANY = 64  # small files that are worth a merge during a run
 
@@ -46,6 +50,8 @@ class Compaction:
     grace_s: float = GRACE_S
     step: FailPoint = no_fail_point
     state: State = field(default_factory=State)
+    is_stopping: Callable[[], bool] = lambda: False  # asked before each merge: none begins then
+    most_s: float = math.inf  # after that no merge but the first begins; the next compaction continues
     sweeps: ClassVar[bool] = True  # also for files that the log has forgotten, which takes a look at all files
 
     def run(self) -> Compacted:
@@ -54,16 +60,19 @@ class Compaction:
             self.table.follow(self.state)
             for staging in self.table.left_behind("compact"):
                 self.table.take_back(staging, self.state)
-            merged = made = 0
+            merged, made, until_s = 0, 0, time.monotonic() + self.most_s
             for files in self.plan():
+                if self.is_stopping() or (made and time.monotonic() >= until_s):
+                    break
                 merged += len(files)
                 made += 1
                 self._merge(files)
-            return Compacted(merged, made, self.clean())
+            return Compacted(merged, made, 0 if self.is_stopping() else self.clean())
 
     def plan(self) -> list[list[FileEntry]]:
         """Return the files that become one, in order; days that are as they should be are left alone."""
-        return [group for day in _days(self.state) for group in self._groups(day) if len(group) > 1]
+        days = [in_order(files) for _, files in sorted(_days(self.state).items())]
+        return [group for day in days for group in self._groups(day) if len(group) > 1]
 
     def _groups(self, files: Sequence[FileEntry]) -> Iterator[list[FileEntry]]:
         group: list[FileEntry] = []
@@ -117,13 +126,15 @@ class Compaction:
 
     def clean(self) -> int:
         """Remove files that were replaced longer ago than the grace; return how many there were."""
-        self.table.check_links()
         self.step("vacuum")
-        return len(self.table.vacuum(self.state, self.grace_s)) + (self.table.sweep(self.state) if self.sweeps else 0)
+        return self.table.vacuum(self.state, self.grace_s) + (self.table.sweep(self.state) if self.sweeps else 0)
 
 
 class SmallFiles(Compaction):
-    """What an archive run compacts by itself: runs of small files, if they are many or their day is over."""
+    """What an archive run compacts by itself: runs of small files, if they are many or their day is over.
+
+    No batch is archived meanwhile, so a run limits the time, and the rest is merged after the next batch.
+    """
 
     sweeps: ClassVar[bool] = False
 
@@ -134,21 +145,36 @@ class SmallFiles(Compaction):
 
     def plan(self) -> list[list[FileEntry]]:
         """Return the files that become one."""
-        days = list(_days(self.state))
-        newest = {files[0].stream: files[0].day for files in days}  # the last day of each stream wins
+        days = _days(self.state)
+        newest: dict[str, str] = {}
+        for stream, day in days:
+            newest[stream] = max(day, newest.get(stream, day))
         found = []
-        for files in days:
-            least = _MANY if files[0].day == newest[files[0].stream] else 2
-            for is_small, group in itertools.groupby(files, key=lambda entry: entry.bytes < _SMALL_BYTES):
+        for (stream, day), files in days.items():
+            least = _MANY if day == newest[stream] else 2
+            if len(files) < least:
+                continue  # of most days of an archive: this runs after every batch
+            for is_small, group in itertools.groupby(in_order(files), key=lambda entry: entry.bytes < _SMALL_BYTES):
                 if is_small:
                     found += [merge for merge in self._groups(list(group)) if len(merge) >= least]
         return found
 
 
-def _days(state: State) -> Iterator[list[FileEntry]]:
-    for files in state.files_by_stream().values():
-        for _, of_a_day in itertools.groupby(files, key=lambda entry: entry.day):
-            yield list(of_a_day)
+def _days(state: State) -> dict[tuple[str, str], list[FileEntry]]:
+    """Return the files of each stream and day, in no order."""
+    found: dict[tuple[str, str], list[FileEntry]] = {}
+    for entry in state.files.values():
+        found.setdefault((entry.stream, entry.day), []).append(entry)
+    return found
+
+
+def check_grace(grace_s: float) -> None:
+    """Raise ConfigurationError for a grace that cannot be kept: the log of the table names replaced files for a day."""
+    if not 0 <= grace_s <= _MOST_GRACE_S:
+        raise ConfigurationError(
+            f"--grace {grace_s:g}s must be between 0s and 24h: after a day the table does not record any more when a "
+            "file was replaced"
+        )
 
 
 def compact(
@@ -160,7 +186,8 @@ def compact(
     step: FailPoint = no_fail_point,
     storage_options: Mapping[str, str] | None = None,
 ) -> Compacted:
-    """Compact an archive; see the module."""
+    """Compact an archive; see the module. Replaced files are kept for the grace, a day at most."""
+    check_grace(grace_s)
     table = ArchiveTable.of(root, storage_options)
     state = table.load()
     table.location.check_writable("archive")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -225,7 +225,8 @@ class ArchiveTask:
                 f"{local / self.staging}, which the driver created, does not exist on {socket.gethostname()}: "
                 "the driver and all executors must share the file system of the archive. Nothing was committed"
             )
-        return self.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
+        mine = replace(self, pieces=tuple(ranges))  # which may be cut finer than those of the batch
+        return mine.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
         """Write rows as the source gives them."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
-from penstock.spark.archive.compact import SmallFiles
+from penstock.spark.archive.compact import GRACE_S, SmallFiles, check_grace
 from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.state import ArchiveConflict, ArchiveDamaged, State
@@ -31,7 +31,7 @@ from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.catalogue import look, require
 from penstock.spark.source.offsets import IdRange, Offsets, Position, newest_number
 from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.partitioning import pack
+from penstock.spark.source.redis_log import log_of
 from penstock.times import seconds_of
 
 if TYPE_CHECKING:
@@ -68,9 +68,10 @@ class ArchiveRun:
     trigger: str = "10 seconds"
     storage_options: Mapping[str, str] = field(default_factory=dict)
     compacts: bool = True  # small files, whenever there are many
+    grace_s: float = GRACE_S  # how long a run keeps replaced files, also those that another compaction has replaced
     step: FailPoint = no_fail_point
     tell: Callable[[CommittedBatch], None] = lambda _: None
-    is_stopping: Callable[[], bool] = lambda: False  # asked before each batch: none begins then, and the query ends
+    is_stopping: Callable[[], bool] = lambda: False  # asked before a batch or a merge: none begins then
 
     def start(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
         """Start the query; with `once` it ends when everything available now is archived.
@@ -131,6 +132,7 @@ class ArchiveRun:
         """Look at everything that can be wrong, without Spark and without writing; return the options of the source."""
         table = self._table()
         self._trigger_s()
+        check_grace(self.grace_s)
         table.location.check_writable("archive")
         ArchiveLock.check(table.location)
         if table.is_old():
@@ -157,8 +159,17 @@ class ArchiveRun:
 
     def _compact(self, table: ArchiveTable, state: State) -> bool:
         """Merge small files, if there are many; another process may do so too. Return whether to do so again later."""
+        small = SmallFiles(
+            table,
+            max_file_rows=self.max_file_rows,
+            grace_s=self.grace_s,
+            step=self.step,
+            state=state,
+            is_stopping=self.is_stopping,
+            most_s=self._trigger_s(),
+        )
         try:
-            SmallFiles(table, max_file_rows=self.max_file_rows, step=self.step, state=state).run_if_it_pays()
+            small.run_if_it_pays()
         except ArchiveConflict:
             return True
         except (PenstockError, OSError) as error:
@@ -197,9 +208,11 @@ def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> li
     """Run the task on the executors; return the files.
 
     The tasks read Redis themselves. Spark plans the batch and keeps its offsets, but the entries do not pass through
-    Java, where half of the time would go.
+    Java, where half of the time would go. Nor need a batch that is run again have the same tasks: so a long one is cut
+    for as many cores as there are now.
     """
-    shares = pack(task.pieces, options.max_rows_per_partition, options.streaming_partitions)
+    log, cores = log_of(options), context.defaultParallelism
+    shares = retry(lambda: log.partitions(task.pieces, cores), options.retry_timeout.total_seconds())
     found = context.parallelize(shares, max(1, len(shares))).flatMap(Copying(task, options)).collect()
     return list(found)
 
@@ -236,8 +249,11 @@ def offsets_of(checkpoint: Path, batch: int) -> Offsets:
     """Return what a batch takes of each stream."""
     try:
         return Offsets.in_checkpoint(checkpoint, batch)
-    except (OSError, ValueError, IndexError) as error:
-        raise ArchiveDamaged(f"cannot read batch {batch} in the checkpoint {checkpoint}: {error}") from error
+    except (OSError, ValueError, IndexError, AttributeError, ConfigurationError) as error:
+        raise ArchiveDamaged(
+            f"cannot read batch {batch} in the checkpoint {checkpoint} ({error}). Remove {checkpoint}: the run "
+            "continues where the table ends"
+        ) from error
 
 
 def last_committed(location: Location) -> Offsets | None:

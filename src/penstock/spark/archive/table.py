@@ -17,6 +17,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ _INFO = "penstock"
 _RANGES = "_ranges"
 _KEPT_RANGES = 2
 _MAINTAIN_EVERY = 20  # commits
+_DELETES_AT_ONCE = 16
 _MOST_SHOWN = 200  # characters of what is no range
 _TABLE_SCHEMA = pa.schema([*SCHEMA, pa.field("day", pa.date32())])
 _CONFIGURATION = {
@@ -83,6 +85,7 @@ class ArchiveTable:
     def __init__(self, location: Location) -> None:
         self.location, self.store = location, location.store
         self._log: DeltaLog | None = None
+        self._deleted: set[str] = set()  # files that the log still names
 
     @classmethod
     def of(cls, root: str | Path | Location, options: Mapping[str, str] | None = None) -> ArchiveTable:
@@ -258,11 +261,22 @@ class ArchiveTable:
         for number in noted[: 1 - _KEPT_RANGES]:
             self.store.delete(_ranges_path(number))
 
-    def vacuum(self, state: State, grace_s: float) -> list[str]:
-        """Delete the files that were replaced longer ago than the grace; return their paths."""
-        found = self.log.vacuum(grace_s)
+    def vacuum(self, state: State, grace_s: float) -> int:
+        """Delete the files that were replaced longer ago than the grace; return how many there were.
+
+        The log names a file for a day after it was replaced, also when it is gone. The library would delete all of
+        these each time, and commit twice.
+        """
         self.follow(state)
-        return found
+        replaced = {path for path in self.log.removed(grace_s) if FILE.fullmatch(path)}
+        left = replaced - self._deleted
+        for path in left:
+            self.check(path)
+        folders = {path.rpartition("/")[0] for path in left}
+        found = left & {file.path for folder in folders for file in self.store.walk(folder)}
+        self._delete(found)
+        self._deleted = replaced
+        return len(found)
 
     def unknown_files(self, stored: Sequence[StoredFile], state: State) -> list[StoredFile]:
         """Return files among those of the table that are not part of it, were not lately, and are not about to be."""
@@ -285,15 +299,12 @@ class ArchiveTable:
         found = [file.path for file in self.unknown_files(stored, state) if self.is_forgotten(file, state)]
         for path in found:
             self.check(path)
-            self.store.delete(path)
+        self._delete(found)
         return len(found)
 
-    def check_links(self) -> None:
-        """Raise ArchiveDamaged if a folder of the table is a link: the library would follow it."""
-        if self.location.local is not None:
-            for folder in (*self.location.local.glob("stream=*"), *self.location.local.glob("stream=*/day=*")):
-                if folder.is_symlink():
-                    raise _linked(folder)
+    def _delete(self, paths: Iterable[str]) -> None:
+        with ThreadPoolExecutor(_DELETES_AT_ONCE) as pool:
+            list(pool.map(self.store.delete, paths))
 
     # --- files before they are committed ---
 

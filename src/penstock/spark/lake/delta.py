@@ -181,8 +181,14 @@ class DeltaLog:
                     post_commithook_properties=_keeping_log() if keeps_log else None,
                 )
             except _conflict() as error:
-                raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
+                if not self._has_all(add):
+                    raise CommitConflict(f"the table at {self.location}: {one_line(error)}") from error
         return self.version
+
+    def _has_all(self, files: Sequence[DataFile]) -> bool:
+        """Return whether the table has these new files: a store that lost a reply calls our own commit a conflict."""
+        self.refresh()
+        return bool(files) and {file.path for file in files} <= {file.path for file in self.files()}
 
     def make_durable(self, after: int | None = None) -> None:
         """Sync the last commit, or all after a version, with the files that they add, if the table is on a disk.
@@ -299,24 +305,13 @@ class DeltaLog:
         with _translated(self.location):
             self._table.cleanup_metadata()
 
-    def vacuum(self, older_than_s: float, *, everything: bool = False, dry_run: bool = False) -> list[str]:
-        """Delete files that were removed from the table that long ago, in whole hours; return their paths.
-
-        With `everything` also those that the log does not know: no other writer may be about to commit them.
-        """
-        with self._made_durable(), _translated(self.location):  # it notes in the log what it has deleted
+    def removed(self, older_than_s: float = 0.0) -> set[str]:
+        """Return the files that were removed from the table that long ago, in whole hours, and that its log knows."""
+        with _translated(self.location):
             found = self._table.vacuum(
-                retention_hours=math.ceil(older_than_s / _HOUR_S),
-                dry_run=dry_run,
-                enforce_retention_duration=False,
-                full=everything,
-                post_commithook_properties=_keeping_log(),
+                math.ceil(older_than_s / _HOUR_S), dry_run=True, enforce_retention_duration=False
             )
-        return list(found)
-
-    def removed(self) -> set[str]:
-        """Return the files that were removed from the table and are still known to its log."""
-        return set(self.vacuum(0, dry_run=True))
+        return set(found)
 
 
 def _conflict() -> type[Exception]:

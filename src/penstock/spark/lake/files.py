@@ -320,12 +320,12 @@ class RemoteStore:
         return _described(path, found)
 
     def walk(self, folder: str, *, has_drafts: bool = False) -> list[StoredFile]:
-        """Return all files below a folder; a store shows no drafts."""
-        del has_drafts
+        """Return all files below a folder; drafts, which HDFS shows, only if they are asked for."""
         from pyarrow.fs import FileSelector, FileType
 
         with translated(self._location):
             found = self._files.get_file_info(FileSelector(folder, allow_not_found=True, recursive=True))
+        found = [each for each in found if has_drafts or not each.base_name.startswith(".")]
         return sorted(
             (_described(each.path, each) for each in found if each.type == FileType.File), key=lambda file: file.path
         )
@@ -337,7 +337,7 @@ class RemoteStore:
 
     def delete_folder(self, folder: str) -> None:
         """Delete a folder with all that is in it, if it exists."""
-        for file in self.walk(folder):
+        for file in self.walk(folder, has_drafts=True):
             self.delete(file.path)
 
 

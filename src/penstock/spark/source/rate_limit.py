@@ -62,7 +62,7 @@ class RateLimiter:
     def _all(self, waiting: Mapping[str, Backlog]) -> dict[str, BatchRange]:
         ranges = [IdRange(name, b.start.id, b.end.id, b.rows, b.start.rank) for name, b in waiting.items()]
         cuts = self.log.all_cuts(ranges, self.log.options.streaming_partitions)
-        return {name: BatchRange(b.end, b.start, cuts[name]) for name, b in waiting.items()}
+        return {name: BatchRange(b.end, b.start, at) for (name, b), at in zip(waiting.items(), cuts, strict=True)}
 
     def _some(self, waiting: Mapping[str, Backlog], limits: BatchLimits, total: int) -> dict[str, BatchRange]:
         # Each stream gets its share, and at least one entry: a busy one does not starve the others.

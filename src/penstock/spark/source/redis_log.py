@@ -170,20 +170,17 @@ class RedisLog:
         """Return where to cut a range into pieces of about the same size."""
         return cuts_by_density(self.client, whole, pieces)
 
-    def all_cuts(self, ranges: Sequence[IdRange], min_partitions: int) -> Mapping[str, tuple[str, ...]]:
-        """Return for each stream where its range is to be cut; short ones are not even looked at."""
+    def all_cuts(self, ranges: Sequence[IdRange], min_partitions: int) -> list[tuple[str, ...]]:
+        """Return for each range where it is to be cut; short ones are not even looked at."""
         max_rows, total = self.options.max_rows_per_partition, sum(piece.rows for piece in ranges)
-        found = {}
-        for whole in ranges:
-            found[whole.stream] = self.cuts(whole, wanted_pieces(whole.rows, total, min_partitions, max_rows))
-        return found
+        return [self.cuts(each, wanted_pieces(each.rows, total, min_partitions, max_rows)) for each in ranges]
 
     def partitions(self, ranges: Sequence[IdRange], cores: int = 1) -> list[tuple[IdRange, ...]]:
-        """Share the ranges of a batch query out over partitions; a long read over all cores."""
+        """Share ranges that are read once out over partitions; a long read over all cores."""
         wanted = [piece for piece in ranges if not piece.is_empty]
         least = self.options.min_partitions or enough_partitions(sum(piece.rows for piece in wanted), cores)
         cuts = self.all_cuts(wanted, least)
-        pieces = [piece for whole in wanted for piece in cut(whole, cuts[whole.stream])]
+        pieces = [piece for whole, at in zip(wanted, cuts, strict=True) for piece in cut(whole, at)]
         return pack(pieces, self.options.max_rows_per_partition, least)
 
 
