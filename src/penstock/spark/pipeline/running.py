@@ -46,7 +46,7 @@ _STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|Trans
 _TRANSIENT = re.compile(
     r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
     r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
-    r"|SerializationFailure|JdbcStageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
+    r"|SerializationFailure|StageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
     r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host"
     r"|Python worker (?:exited unexpectedly|failed to connect back))\b"
 )
