@@ -106,7 +106,13 @@ def _run_one(
         else:
             say(f"{prefix}{progress}")
 
-    report = pipeline.run(spark, once=once, tell=tell, on_event=on_event)
+    try:
+        report = pipeline.run(spark, once=once, tell=tell, on_event=on_event)
+    except PenstockError as error:
+        # The command reports it at its end, which in a continuous run comes when the others stop.
+        for line in _lines_of(error) if prefix else ():
+            say(f"{prefix}{line}", is_needed=True)
+        raise
     how = "stopped" if report.is_stopped else "done"
     say(f"{pipeline.name}: {how} after {report.batches} batches, {report.rows:,} rows")
 
@@ -125,7 +131,11 @@ def _raise_all(errors: Iterable[BaseException | None]) -> None:
         if not isinstance(error, PenstockError):
             raise error
     if found:
-        raise PipelinesFailed([str(line) for error in found for line in getattr(error, "problems", (error,))])
+        raise PipelinesFailed([line for error in found for line in _lines_of(error)])
+
+
+def _lines_of(error: BaseException) -> list[str]:
+    return [str(line) for line in getattr(error, "problems", (error,))]
 
 
 @contextmanager
