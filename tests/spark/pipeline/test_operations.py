@@ -34,9 +34,10 @@ from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.metrics import PipelineMetrics
 from penstock.spark.pipeline.preview import preview
 from penstock.spark.pipeline.reset import plan_reset, reset
-from penstock.spark.pipeline.running import PipelineFailed, Report, Run, is_transient_failure
+from penstock.spark.pipeline.running import PipelineFailed, Report, Run
 from penstock.spark.pipeline.status import Driver, PipelineBusy, Places, status
 from penstock.spark.pipeline.validation import PipelineInvalid
+from penstock.spark.runtime.errors import is_transient_failure
 from tests.helpers.threads import DEADLINE_S, join, start
 from tests.spark.pipeline.conftest import SHOP, add_orders
 
