@@ -129,6 +129,17 @@ def test_what_a_crash_of_the_machine_left_of_notes_is_told(
         Places(pipeline.checkpoint).starting()
 
 
+def test_a_pipeline_and_its_preview_start_at_a_time(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    for n, ms in enumerate((1_000, 2_000, 3_000)):
+        stream_redis.xadd("orders", {"data": json.dumps({"n": n})}, id=f"{ms}-5")
+    pipeline = pipeline_of(source_starting="1970-01-01T00:00:02Z")
+    assert preview(pipeline, spark).entries == 2
+    run(pipeline)
+    assert table() == [1, 2]
+
+
 def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path) -> None:
     pipeline = pipeline_of()
     with Driver(tmp_path / "checkpoint").alone(), pytest.raises(PipelineBusy):
