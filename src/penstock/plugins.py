@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
@@ -53,12 +53,17 @@ class Plugins:
             raise ConfigurationError(f"{self.noun} {name!r} ({target}) cannot be imported: {reason}") from error
 
     def make(
-        self, name: str, options: Mapping[str, object], *, settings: object = None, secrets: tuple[str, ...] = ()
+        self,
+        name: str,
+        options: Mapping[str, object],
+        *,
+        settings: object = None,
+        masked: Callable[[str], str] = str,
     ) -> Any:
         """Return what the class or factory of that name makes of the options.
 
         With `settings`, the table that the options belong to, its class method `from_settings(settings)` is called
-        instead, if it has one. What `secrets` lists is masked in the message when it fails with an error that is not
+        instead, if it has one. `masked` removes secrets from the message when it fails with an error that is not
         ours.
         """
         factory = self.load(name)
@@ -68,9 +73,7 @@ class Plugins:
         except PenstockError:
             raise
         except Exception as error:
-            text, how = summary_of(error), f"with {sorted(options)}"
-            for secret in secrets:
-                text = text.replace(secret, "***")
+            text, how = masked(summary_of(error)), f"with {sorted(options)}"
             if settings is not None:
                 how = f"with the keys {sorted(options)} of its table" if options else "from the settings"
             reason = f"{self.noun} {name!r} cannot be created {how}: {cut(text)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from penstock import plugins
@@ -9,7 +10,7 @@ from penstock.errors import ConfigurationError
 from penstock.plugins import Plugins
 from penstock.results.backend import ResultBackend
 from penstock.settings import ResultBackendSettings, Settings, TaskQueueSettings
-from penstock.settings.masking import secrets_of
+from penstock.settings.masking import secrets_of, without_secrets
 
 # Plug-ins for plain functions and threads are offered in groups of their own.
 TASK_QUEUES = plugins.TASK_QUEUES  # sync: TASK_QUEUES = plugins.TASK_QUEUES.sync_twin()
@@ -39,4 +40,5 @@ def make_result_backend(settings: Settings | ResultBackendSettings) -> ResultBac
 
 def _made(offered: Plugins, table: TaskQueueSettings | ResultBackendSettings) -> Any:
     secrets = secrets_of({**vars(table), **table.options})
-    return offered.make(table.provider, table.options, settings=table, secrets=secrets)
+    masked = partial(without_secrets, secrets=secrets)
+    return offered.make(table.provider, table.options, settings=table, masked=masked)

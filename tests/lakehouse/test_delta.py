@@ -10,6 +10,7 @@ import pytest
 import redis
 from deltalake import DeltaTable
 
+from penstock.spark.lake.files import no_fail_point
 from penstock.spark.pipeline import Delta, Handler, Parquet, Pipeline, Sql
 from penstock.spark.pipeline.batches import writer_of
 from penstock.spark.pipeline.files import BatchKey
@@ -76,6 +77,23 @@ def test_a_batch_of_one_library_is_known_to_the_other(
     add_orders(stream_redis, 5, first=10)
     report = run(pipeline_of(Sql("SELECT n FROM input"), sinks=(Delta(path, library=then),)))
     assert (report.batches, rows_of(path)) == (2, list(range(15)))
+
+
+@pytest.mark.parametrize("library", ["spark", "python"])
+def test_a_batch_is_found_however_many_commits_follow_it_and_whichever_library_wrote_it(
+    spark: SparkSession, pipeline_of: Declare, tmp_path: Path, library: str
+) -> None:
+    path, key = str(tmp_path / "delta"), BatchKey("query", 3)
+    writer_of(Delta(path, library=library), pipeline_of(), spark).write(spark.range(1), key, no_fail_point)
+    table = DeltaTable(path)
+    for _ in range(60):
+        table.alter.set_table_properties({"delta.appendOnly": "false"})
+    writer = writer_of(Delta(path, library="spark"), pipeline_of(), spark)
+    assert writer.has(key)
+    assert writer.has(BatchKey("query", 2))
+    assert not writer.has(BatchKey("query", 4))
+    assert not writer.has(BatchKey("other", 0))
+    assert not writer_of(Delta(f"{path}2", library="spark"), pipeline_of(), spark).has(key)
 
 
 def test_state_is_kept_when_a_batch_is_there_already(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.errors import SettingsError
 from penstock.settings import Settings, flag, json_schema
 from penstock.settings.binding import lines_of
-from penstock.settings.masking import masked, masked_text, secrets_of
+from penstock.settings.masking import masked, masked_text, secrets_of, without_secrets
 from penstock.settings.settings import TABLES, keys_of
 
 SEED = """\
@@ -282,6 +282,11 @@ def test_the_parts_of_a_connection_string_are_secrets_too() -> None:
     assert "a b" in secrets_of({"dsn": "host=h password='a b'"})
     assert "tiger" in secrets_of({"url": "jdbc:oracle:thin:scott/tiger@h"})
     assert "x%2B" in secrets_of({"url": "https://a/c?sig=x%2B&se=2"})
+
+
+def test_a_percent_encoded_password_is_masked_as_libraries_show_it_too() -> None:
+    secrets = secrets_of({"dsn": "postgresql://u:se%40%27cret@h/d"})
+    assert without_secrets("no login with se@'cret (se%40%27cret)", secrets) == "no login with *** (***)"
 
 
 def test_lines_are_found_around_texts_and_inline_tables() -> None:

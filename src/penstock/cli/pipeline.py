@@ -22,7 +22,7 @@ from penstock.cli.options import LOOPBACK, AsJson, DryRun, Limit, Once, Yes, con
 from penstock.cli.shown import print_rows, say
 from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server, started
 from penstock.cli.stopping import Stopping, stopping
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError, PenstockError, summary_of
 from penstock.shown import plain, shown, to_json
 from penstock.shutdown import SignalWatch
 
@@ -106,7 +106,13 @@ def _run_one(
         else:
             say(f"{prefix}{progress}")
 
-    report = pipeline.run(spark, once=once, tell=tell, on_event=on_event)
+    try:
+        report = pipeline.run(spark, once=once, tell=tell, on_event=on_event)
+    except Exception as error:
+        # The command reports it at its end, which in a continuous run comes when the others stop.
+        for line in _lines_of(error) if prefix else ():
+            say(f"{prefix}{pipeline.masked(line)}", is_needed=True)
+        raise
     how = "stopped" if report.is_stopped else "done"
     say(f"{pipeline.name}: {how} after {report.batches} batches, {report.rows:,} rows")
 
@@ -125,7 +131,12 @@ def _raise_all(errors: Iterable[BaseException | None]) -> None:
         if not isinstance(error, PenstockError):
             raise error
     if found:
-        raise PipelinesFailed([str(line) for error in found for line in getattr(error, "problems", (error,))])
+        raise PipelinesFailed([line for error in found for line in _lines_of(error)])
+
+
+def _lines_of(error: BaseException) -> list[str]:
+    text = str(error) if isinstance(error, PenstockError) else summary_of(error)
+    return [str(line) for line in getattr(error, "problems", (text,))]
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 MASK: Final = "***"
 _LEAST_SECRET: Final = 4  # of what is masked wherever it occurs: shorter texts occur in everything
@@ -55,8 +56,12 @@ def masked_text(text: str) -> str:
 
 
 def without_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return a text with these secrets masked, also where it spells them as Python does."""
-    spelled = {spelling for secret in secrets for spelling in (secret, repr(secret)[1:-1])}
+    """Return a text with these secrets masked, also where it spells them as Python does.
+
+    A secret from a URL may be percent-encoded; libraries decode it, and show it so.
+    """
+    plain = {spelling for secret in secrets for spelling in (secret, unquote(secret))}
+    spelled = {spelling for secret in plain for spelling in (secret, repr(secret)[1:-1])}
     for secret in sorted(spelled, key=len, reverse=True):
         if len(secret) >= _LEAST_SECRET:
             text = text.replace(secret, MASK)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from penstock import plugins
 from penstock.errors import ConfigurationError
 from penstock.plugins import Plugins
 from penstock.settings import ResultBackendSettings, Settings, TaskQueueSettings
-from penstock.settings.masking import secrets_of
+from penstock.settings.masking import secrets_of, without_secrets
 from penstock.sync.results.backend import ResultBackend
 
 # Plug-ins for plain functions and threads are offered in groups of their own.
@@ -40,4 +41,5 @@ def make_result_backend(settings: Settings | ResultBackendSettings) -> ResultBac
 
 def _made(offered: Plugins, table: TaskQueueSettings | ResultBackendSettings) -> Any:
     secrets = secrets_of({**vars(table), **table.options})
-    return offered.make(table.provider, table.options, settings=table, secrets=secrets)
+    masked = partial(without_secrets, secrets=secrets)
+    return offered.make(table.provider, table.options, settings=table, masked=masked)

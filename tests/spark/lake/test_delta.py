@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -186,6 +187,24 @@ def test_readers_skip_files_by_their_statistics(location: Location, tmp_path: Pa
     assert low <= first < last <= high
     assert (high - low).total_seconds() < 9.01
     assert actions[0]["min.name"] <= "x" * 40 <= actions[0]["max.name"]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array([0, 10**18], pa.timestamp("us", tz="UTC")),  # the year 33658
+        pa.array([-(10**17), 0], pa.timestamp("us")),  # before the year 1
+        pa.array([0, 10**7], pa.date32()),
+        pa.array([datetime(9999, 12, 31, 23, 59, 59, 999_500, UTC)], pa.timestamp("us")),  # rounded up
+    ],
+)
+def test_a_column_with_times_that_python_has_no_values_for_has_no_bounds(times: pa.Array, tmp_path: Path) -> None:
+    file = tmp_path / "file.parquet"
+    pq.write_table(pa.table({"n": range(len(times)), "at": times}), file)
+    found = json.loads(statistics(pq.read_metadata(file)))
+    assert found["maxValues"] == {"n": len(times) - 1}
+    assert found["minValues"] == {"n": 0}
+    assert found["nullCount"] == {"n": 0, "at": 0}
 
 
 def test_a_log_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:

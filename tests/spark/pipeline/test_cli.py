@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ from penstock.cli.app import app
 from penstock.events import Event, EventName
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.pipeline import Pipeline
-from penstock.spark.pipeline.running import PipelineFailed
+from penstock.spark.pipeline.running import PipelineFailed, Report
+from penstock.spark.pipeline.validation import PipelineInvalid
+from tests.helpers.threads import DEADLINE_S
 from tests.spark.clusters import fast_start
 from tests.spark.driver import PYTHONPATH, Process
 from tests.spark.pipeline.conftest import add_orders
@@ -217,10 +220,39 @@ def test_several_files_run_in_one_session_and_one_that_fails_stops_no_other(
     assert result.exit_code == 1
     assert "other: done after 1 batches, 5 rows" in result.stderr
     assert "the sky fell" in result.stderr.splitlines()[-1]
+    assert "broken: pipeline 'broken' failed: " in result.stderr
     assert (table(), table("n", "t2")) == (list(range(5)), list(range(5)))
     assert "'other' is valid" in penstock("validate", file, other).stdout
     assert len(penstock("status", file, other, "--json").stdout.splitlines()) == 2
     assert penstock("run", file, file).stderr.startswith("penstock: two pipelines have the name 'orders'")
+
+
+def test_of_several_files_one_that_fails_says_so_while_the_others_run_on(
+    penstock: Callable[..., Any], file: Path, stream_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(file.read_text().replace('"orders"\ncheck', '"other"\ncheck').replace("/checkpoint", "/c2"))
+    is_reported, said = threading.Event(), []
+
+    def run_until_the_other_failed(self: Pipeline, spark: SparkSession, **_: Any) -> Report:
+        if self.name == "orders":
+            raise PipelineInvalid(("no such table", "no such column"))
+        assert is_reported.wait(DEADLINE_S)
+        return Report()
+
+    def note(text: object, **_: Any) -> None:
+        said.append(str(text))
+        if len(said) == 2:
+            is_reported.set()
+
+    monkeypatch.setattr(Pipeline, "run", run_until_the_other_failed)
+    monkeypatch.setattr(commands, "say", note)
+    result = penstock("run", file, other, "--continuous")
+    assert result.exit_code == 1
+    assert said == ["orders: no such table", "orders: no such column", "other: done after 0 batches, 0 rows"]
+    assert [line for line in result.stderr.splitlines() if line] == [
+        "penstock: no such table", "penstock: no such column",
+    ]  # fmt: skip
 
 
 SLOW_PYTHON = """#!/bin/sh

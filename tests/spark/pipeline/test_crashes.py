@@ -121,6 +121,27 @@ def test_a_crash_after_any_step_loses_no_row_and_doubles_none(
     assert not list((tmp_path / "checkpoint" / "staging").glob("*.writing"))
 
 
+@pytest.mark.parametrize("given", [{}, {"key": ("n",)}], ids=["append", "key"])
+def test_rows_that_postgres_loses_from_the_stage_in_a_crash_are_noticed_and_written_again(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, postgres: PostgresServer, given: dict[str, Any]
+) -> None:
+    add_orders(stream_redis, 20)
+    pipeline = pipeline_of(Sql("SELECT n FROM input"), sinks=(Postgres(postgres.dsn, "orders", create=True, **given),))
+    run(pipeline)
+    add_orders(stream_redis, 20, first=20)
+
+    def crash(step: str) -> None:
+        if step == "postgres staged":
+            postgres.kill()
+            postgres.start()
+
+    with pytest.raises(PipelineFailed, match="holds 0 rows instead of the 20 of the batch") as caught:
+        run(pipeline, mark=crash)
+    assert caught.value.is_transient
+    run(pipeline)
+    assert [n for (n,) in postgres.execute("SELECT n FROM orders ORDER BY n")] == list(range(40))
+
+
 LAKE_STEPS = [
     "iceberg written",
     "iceberg committed",

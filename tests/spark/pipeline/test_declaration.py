@@ -29,6 +29,8 @@ from penstock.spark.pipeline import (
     Source,
     Sql,
 )
+from penstock.spark.pipeline.reset import plan_reset
+from penstock.spark.pipeline.status import status
 
 GOOD = """\
 name = "orders"
@@ -108,6 +110,31 @@ def test_a_file_and_python_declare_the_same_pipeline(tmp_path: Path) -> None:
         dedup=("message_id",),
         trigger="5s",
     )
+
+
+@pytest.mark.parametrize(
+    ("starting", "option"),
+    [
+        ("latest", {"startingOffsets": "latest"}),
+        ("(1700000000000-7", {"startingOffsets": "(1700000000000-7"}),
+        ('{"orders": "5-0"}', {"startingOffsets": '{"orders": "5-0"}'}),
+        ("2023-11-14T22:13:20Z", {"startingTimestamp": "1700000000000"}),
+        ("1700000000000", {"startingTimestamp": "1700000000000"}),
+    ],
+)
+def test_a_pipeline_starts_at_a_word_an_id_or_a_time(starting: str, option: dict[str, str]) -> None:
+    made = Source(url="redis://localhost", streams=("orders",), starting=starting).spark_options()
+    assert {name: value for name, value in made.items() if name.startswith("starting")} == option
+
+
+def test_a_checkpoint_elsewhere_is_not_reset_but_replaced() -> None:
+    pipeline = Pipeline.from_toml(GOOD.replace("/data/checkpoints", "s3a://lake"))
+    with pytest.raises(
+        ConfigurationError, match=r"is not on a disk of this machine: give the pipeline a new checkpoint"
+    ):
+        plan_reset(pipeline, "earliest", 0)
+    with pytest.raises(ConfigurationError, match=r"is not on a disk of this machine: check the consumer group"):
+        status(pipeline)
 
 
 def test_a_pipeline_cannot_be_changed() -> None:

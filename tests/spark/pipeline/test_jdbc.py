@@ -10,8 +10,9 @@ import pytest
 from penstock.spark.lake.files import no_fail_point
 from penstock.spark.pipeline import Jdbc
 from penstock.spark.pipeline.files import BatchKey
-from penstock.spark.pipeline.sinks.jdbc import JdbcStageDiffers, JdbcWriter
+from penstock.spark.pipeline.sinks.jdbc import JdbcWriter
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase
+from penstock.spark.pipeline.sinks.staged import StageDiffers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +49,7 @@ def test_rows_that_a_repeated_task_has_doubled_are_staged_again(
     assert writer.write(spark.range(3), BatchKey("q", 0), no_fail_point) is False
     assert rows_of("numbers") == [(0,), (1,), (2,)]
     most = 100
-    with pytest.raises(JdbcStageDiffers, match="holds 4 rows instead of the 3 of the batch"):
+    with pytest.raises(StageDiffers, match="holds 4 rows instead of the 3 of the batch"):
         writer.write(spark.range(3), BatchKey("q", 1), no_fail_point)
     assert len(rows_of("numbers")) == 3
 
@@ -65,7 +66,7 @@ def test_rows_that_a_late_task_adds_before_they_are_moved_are_noticed(
         if step == "jdbc staged":
             JdbcDatabase(sink, spark).save(spark.range(1), writer.new_stage(key), "append")
 
-    with pytest.raises(JdbcStageDiffers, match="holds 4 rows instead of the 3 of the batch"):
+    with pytest.raises(StageDiffers, match="holds 4 rows instead of the 3 of the batch"):
         writer.write(spark.range(3), key, late)
     assert rows_of("numbers") == []
     assert writer.write(spark.range(3), key, no_fail_point)

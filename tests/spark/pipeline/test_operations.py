@@ -34,9 +34,10 @@ from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.metrics import PipelineMetrics
 from penstock.spark.pipeline.preview import preview
 from penstock.spark.pipeline.reset import plan_reset, reset
-from penstock.spark.pipeline.running import PipelineFailed, Report, Run, is_transient_failure
+from penstock.spark.pipeline.running import PipelineFailed, Report, Run
 from penstock.spark.pipeline.status import Driver, PipelineBusy, Places, status
 from penstock.spark.pipeline.validation import PipelineInvalid
+from penstock.spark.runtime.errors import is_transient_failure
 from tests.helpers.threads import DEADLINE_S, join, start
 from tests.spark.pipeline.conftest import SHOP, add_orders
 
@@ -126,6 +127,17 @@ def test_what_a_crash_of_the_machine_left_of_notes_is_told(
     (folder / "start.json").write_bytes(content)
     with pytest.raises(ConfigurationError, match="run `penstock pipeline reset` again"):
         Places(pipeline.checkpoint).starting()
+
+
+def test_a_pipeline_and_its_preview_start_at_a_time(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
+) -> None:
+    for n, ms in enumerate((1_000, 2_000, 3_000)):
+        stream_redis.xadd("orders", {"data": json.dumps({"n": n})}, id=f"{ms}-5")
+    pipeline = pipeline_of(source_starting="1970-01-01T00:00:02Z")
+    assert preview(pipeline, spark).entries == 2
+    run(pipeline)
+    assert table() == [1, 2]
 
 
 def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 import redis
+from deltalake import DeltaTable
 
 from penstock.spark.pipeline import (
+    Delta,
     Handler,
     Iceberg,
     Jdbc,
@@ -27,6 +30,7 @@ from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.spark.pipeline.sinks.iceberg import IcebergWriter
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcDatabase
 from penstock.spark.pipeline.sinks.staged import bisected
+from penstock.spark.pipeline.sinks.writer import FileSink
 from penstock.spark.pipeline.validation import PipelineInvalid
 from penstock.sync.results import FSBackend
 from tests.spark.pipeline.conftest import SHOP, dead_letters, iceberg_catalogue
@@ -249,6 +253,37 @@ def test_iceberg_refuses_times_and_partitions_that_python_has_no_values_for(
         ("1-0", "part"),
         ("2-0", "day"),
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "may_be_refused"),
+    [
+        ("java.io.IOException: File name too long: /lake/word=request timed out ...", True),
+        ("java.nio.file.InvalidPathException: Nul character not allowed", True),
+        ("Job aborted due to stage failure: Lost task 0.3: ExecutorLostFailure (executor 1 exited)", False),
+        ("com.amazonaws.services.s3.model.AmazonS3Exception: Slow Down (Status Code: 503; Error Code: x)", False),
+    ],
+)
+def test_a_failure_of_a_server_is_not_taken_for_a_row_that_makes_no_folder(text: str, may_be_refused: bool) -> None:
+    from pyspark.errors import PySparkException
+
+    error = PySparkException(text)
+    assert FileSink(Parquet("/lake", partition_by=("word",))).is_refusal(error) is may_be_refused
+
+
+@pytest.mark.parametrize("given", [{}, {"key": ("n",)}], ids=["append", "key"])
+def test_delta_without_jars_takes_times_that_python_has_no_values_for(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, tmp_path: Path, given: dict[str, Any]
+) -> None:
+    add(stream_redis, {"n": 1}, {"n": 1_700_000_000_000_000})  # microseconds where milliseconds are expected
+    steps = Sql("SELECT n, timestamp_millis(n) AS at, date(timestamp_millis(n)) AS day, stream, id FROM input")
+    pipeline = pipeline_of(steps, sinks=(Delta(str(tmp_path / "delta"), library="python", **given),))
+    run(pipeline)
+    add(stream_redis, {"n": 2})
+    run(pipeline)
+    found = pq.read_table(DeltaTable(tmp_path / "delta").file_uris())
+    assert sorted(found["at"].cast("int64").to_pylist()) == [1_000, 2_000, 1_700_000_000_000_000_000]
+    assert not dead_letters(stream_redis)
 
 
 def test_what_does_not_go_through_is_found_among_much_that_does() -> None:

@@ -387,10 +387,12 @@ def statistics(footer: pq.FileMetaData, without: Collection[str] = ()) -> str:
         bounded = [each for each in found if each.num_values]  # others are all null
         if bounded and all(each.has_min_max for each in bounded):
             zone = "Z" if json.loads(column.logical_type.to_json()).get("isAdjustedToUTC") else ""
-            low, high = min(each.min for each in bounded), max(each.max for each in bounded)
-            bounds = _at_least(low, zone), _at_most(high, zone)
-            if None not in bounds:
-                least[column.name], greatest[column.name] = bounds
+            # A table may hold times outside the years 1 to 9999, which Python cannot represent.
+            with suppress(OverflowError, ValueError):
+                low, high = min(each.min for each in bounded), max(each.max for each in bounded)
+                bounds = _at_least(low, zone), _at_most(high, zone)
+                if None not in bounds:
+                    least[column.name], greatest[column.name] = bounds
     found_all = {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
     return json.dumps(found_all, separators=(",", ":"), ensure_ascii=False)
 

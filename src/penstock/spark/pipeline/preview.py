@@ -14,7 +14,7 @@ from penstock.spark.pipeline.spec import CORRUPT, WHY_CORRUPT, Pipeline
 from penstock.spark.pipeline.steps import Handler
 from penstock.spark.pipeline.validation import PipelineInvalid
 from penstock.spark.runtime.errors import one_line, without_query_log
-from penstock.spark.source.options import EARLIEST, GROUP, GROUP_NAMES, LATEST, MAX_ROWS, MIN_ROWS
+from penstock.spark.source.options import EARLIEST, GROUP, GROUP_NAMES, LATEST, MAX_ROWS, MIN_ROWS, Bound
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,10 +73,10 @@ def _rows(rows: DataFrame, where: str | None, count: int) -> list[dict[str, Any]
 def _ranges(pipeline: Pipeline, count: int) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield the streams that have entries, with the first and the last id to show."""
     options = pipeline.source.parsed()
-    client = options.link.client()
+    client, starting = options.link.client(), options.starting or Bound()
     for name in options.stream_names(client):
         key = client.keys(name).stream
-        begin = EARLIEST if options.starting is None else options.starting.of(name)
+        begin = starting.of(name) if starting.ms is None else f"{starting.ms}-0"
         if begin == LATEST:
             found = client.call(key, "XREVRANGE", key, "+", "-", "COUNT", count)[::-1]
         else:

@@ -17,6 +17,7 @@ from penstock.times import moment_ms
 
 _ID = re.compile(r"\(?\d+-\d+")
 _OLD = "spark.before-"
+_ELSEWHERE = "give the pipeline a new checkpoint, and set source.starting to the position"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def plan_reset(pipeline: Pipeline, start: str, now_ms: int) -> Reset:
 
     Raises: ConfigurationError for an invalid `start`, or a checkpoint that is not on a disk of this machine.
     """
-    folder = checkpoint_folder(pipeline)
+    folder = checkpoint_folder(pipeline, _ELSEWHERE)
     starting = _starting(start.strip(), now_ms)
     SourceOptions.parse(pipeline.source.spark_options(starting))
     committed, begun = newest_number(folder / "spark" / "commits"), newest_number(folder / "spark" / "offsets")
@@ -56,7 +57,7 @@ def reset(pipeline: Pipeline, planned: Reset) -> None:
 
     Raises: PipelineBusy while the pipeline runs.
     """
-    folder = checkpoint_folder(pipeline)
+    folder = checkpoint_folder(pipeline, _ELSEWHERE)
     with Driver(folder).alone() as driver:
         for old in folder.glob(f"{_OLD}*"):
             shutil.rmtree(old)

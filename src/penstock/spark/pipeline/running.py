@@ -26,7 +26,14 @@ from penstock.spark.pipeline.status import Driver, Places
 from penstock.spark.pipeline.steps import functions_of
 from penstock.spark.pipeline.validation import PipelineInvalid, validate
 from penstock.spark.runtime.code_shipping import send_modules
-from penstock.spark.runtime.errors import StopAsked, analyzed, is_server_gone, one_line, without_query_log
+from penstock.spark.runtime.errors import (
+    StopAsked,
+    analyzed,
+    is_server_gone,
+    is_transient_failure,
+    one_line,
+    without_query_log,
+)
 from penstock.spark.runtime.master import is_connect
 from penstock.spark.runtime.versions import has_read_limits
 
@@ -40,16 +47,6 @@ _AVAILABLE_NOW = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 _QUERY_ID = "sql.streaming.queryId"
 # Operators that keep state. A false match only means that a batch is computed again after a crash.
 _STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|TransformWithState|Limit")
-
-
-# Transient failures of servers and networks, by what Spark's error contains.
-_TRANSIENT = re.compile(
-    r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
-    r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
-    r"|SerializationFailure|JdbcStageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
-    r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host"
-    r"|Python worker (?:exited unexpectedly|failed to connect back))\b"
-)
 _SLOW_START = "Python worker failed to connect back"  # within the ten seconds that Spark gives it, on a busy machine
 _MOST_SLOW_STARTS = 3
 _LONGEST_PAUSE_S = 60.0
@@ -59,11 +56,6 @@ _INITIALIZING = "Initializing"  # Spark's status while it starts a query and its
 # Spark gives each Python process of a source ten seconds to start, so pipelines start one after the other.
 _starting = threading.Lock()
 _COLD_START_S = 30.0  # that the first batch of a run may take longer, while Spark loads its code
-
-
-def is_transient_failure(failure: str) -> bool:
-    """Return whether a failure is transient, by the text of Spark's error."""
-    return _TRANSIENT.search(failure) is not None
 
 
 class PipelineFailed(PenstockError):

@@ -30,6 +30,7 @@ from penstock.spark.pipeline.steps import (
 )
 from penstock.spark.source.columns import ENTRY
 from penstock.spark.source.options import SourceOptions
+from penstock.times import milliseconds_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +46,8 @@ DECODE = "decode_error"  # the name under which rows that do not decode are coun
 _GLOB = "*?["
 _OWN = {
     "url": "url", "streams": "streams", "payload": "format", "format": "format", "payloadschema": "schema",
-    "payloadmodel": "model", "payloadcolumn": "payload_column", "startingoffsets": "starting", "group": "group",
-    "maxrowspertrigger": "max_rows_per_batch",
+    "payloadmodel": "model", "payloadcolumn": "payload_column", "startingoffsets": "starting",
+    "startingtimestamp": "starting", "group": "group", "maxrowspertrigger": "max_rows_per_batch",
 }  # fmt: skip
 _FIXED = ("mode", "view", "columns", "columnnameofcorruptrecord", "columnnameofcorruptreason", "filterpushdown")
 
@@ -96,7 +97,7 @@ class Source(Checked):
 
     def spark_options(self, starting: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the options for Spark's reader; `starting` overrides where the source begins."""
-        begin = {"startingOffsets": self.starting} if starting is None else starting
+        begin = starting_options(self.starting) if starting is None else starting
         made = {**self.options, "url": self.url, "streams": ",".join(self.streams), **begin}
         given = {
             "payload": self.format, "payloadSchema": self.schema, "payloadModel": self.model, "group": self.group,
@@ -129,6 +130,12 @@ class Source(Checked):
     def dead_letters_of(self, stream: str) -> str:
         """Return the name of the dead-letter stream of a stream, both without the key prefix."""
         return StreamKeys(stream).default_dead_letters()
+
+
+def starting_options(text: str) -> dict[str, str]:
+    """Return the option for Spark's reader that says where to start: a time, or a value of `startingOffsets`."""
+    ms = milliseconds_of(text)
+    return {"startingOffsets": text} if ms is None else {"startingTimestamp": str(ms)}
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class PipelineStatus:
 
 def status(pipeline: Pipeline) -> PipelineStatus:
     """Return the progress of a pipeline, without Spark; raise ConfigurationError if its checkpoint is not local."""
-    folder = checkpoint_folder(pipeline)
+    folder = checkpoint_folder(pipeline, "check the consumer group of the pipeline instead (source.group)")
     batch = newest_number(folder / "spark" / "commits")
     read = Offsets() if batch is None else Offsets.in_checkpoint(folder / "spark", batch)
     options = pipeline.source.parsed()
@@ -124,14 +124,11 @@ def status(pipeline: Pipeline) -> PipelineStatus:
     return PipelineStatus(pipeline.name, batch, streams, last, last_state(folder))
 
 
-def checkpoint_folder(pipeline: Pipeline) -> Path:
-    """Return the folder of the checkpoint; raise ConfigurationError if it is not on a disk of this machine."""
+def checkpoint_folder(pipeline: Pipeline, hint: str) -> Path:
+    """Return the folder of the checkpoint; raise ConfigurationError, with the hint, if it is on no local disk."""
     folder = Places(pipeline.checkpoint).local()
     if folder is None or (not folder.exists() and _is_elsewhere(pipeline)):
-        raise ConfigurationError(
-            f"checkpoint {pipeline.checkpoint} is not on a disk of this machine: check the consumer group of "
-            "the pipeline instead (source.group)"
-        )
+        raise ConfigurationError(f"checkpoint {pipeline.checkpoint} is not on a disk of this machine: {hint}")
     return folder
 
 

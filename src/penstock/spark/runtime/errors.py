@@ -30,6 +30,15 @@ _IN_JAVA = re.compile(r"(?:: |Caused by: )[\w.$]+: (.+)")
 # What Spark 4.1 says last when a source could not be made: it stops the reader that it does not have.
 _NO_READER = "cannot access local variable 'reader'"
 _CLOCK = re.compile(r"Current(?:Date|Time|Timestamp)|Now|LocalTimestamp|CurBatchTimestamp")
+# Transient failures of servers and networks, by what Spark's error contains.
+_TRANSIENT = re.compile(
+    r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
+    r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
+    r"|SerializationFailure|StageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
+    r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host"
+    r"|Status Code: 5\d\d|AWSServiceThrottledException"
+    r"|Python worker (?:exited unexpectedly|failed to connect back))\b"
+)
 _MOST = 600
 # What differs from message to message in the text of the same error. In this order; both Java and Python understand
 # them. What stands for a value is not taken for one afterwards.
@@ -53,13 +62,18 @@ def is_server_gone(error: object) -> bool:
     return _NO_SERVER.search(_said(error)) is not None
 
 
-def _root(error: object) -> str | None:
+def is_transient_failure(failure: str) -> bool:
+    """Return whether a failure is transient, by the text of Spark's error."""
+    return _TRANSIENT.search(failure) is not None
+
+
+def root_cause(error: object) -> str | None:
     """Return the first line of the cause that is below all others."""
     cause = getattr(error, "_cause", None)
     if cause is None:
         return None
     lines = [line.strip() for line in _said(cause).splitlines() if line.strip()]
-    return _root(cause) or (lines[0] if lines else None)
+    return root_cause(cause) or (lines[0] if lines else None)
 
 
 def _of_java(lines: list[str]) -> str | None:
@@ -91,7 +105,7 @@ def one_line(error: object, masked: Callable[[str], str] = str) -> str:
     begun = next((number for number, line in enumerate(lines) if _TRACEBACK in line), None)
     text = _EMPTY.sub("", lines[0].strip())
     if begun is None and _CARRIER.search(text):
-        text = _root(error) or text
+        text = root_cause(error) or text
     if begun is not None:
         found = [match for match in map(_RAISED.match, lines[begun:]) if match and _NO_READER not in match[2]]
         if found:

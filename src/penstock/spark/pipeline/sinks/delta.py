@@ -39,7 +39,7 @@ _MISSING = (
 )
 _ROWS = "penstock_rows"
 _FOOTERS_AT_ONCE = 8
-_RECENT = 50  # commits to search for ours: other writers may commit meanwhile
+_RECENT = 50  # commits to search for the one just made: other writers may commit meanwhile
 
 
 class _DeltaSink(FileSink):
@@ -232,7 +232,15 @@ class DeltaSparkWriter(_DeltaSink):
 
     def has(self, key: BatchKey) -> bool:
         """Return whether the batch is in the table."""
-        return self._is_table(self._spark) and self._has_commit(self._spark, f"{self._owner(key)} {key.number} ")
+        if not self._is_table(self._spark):
+            return False
+        jvm: Any = self._spark._jvm  # noqa: SLF001 - no statement returns the numbers of Delta's `txn`
+        session = self._spark._jsparkSession  # noqa: SLF001 - likewise
+        snapshot = jvm.org.apache.spark.sql.delta.DeltaLog.forTableWithSnapshot(
+            session, self._sink.path
+        ).productElement(1)
+        last = snapshot.transactions().get(self._owner(key))
+        return bool(last.isDefined()) and int(last.get()) >= key.number
 
     def write(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> bool:
         """Write a batch, unless the table has it; return whether it was new."""

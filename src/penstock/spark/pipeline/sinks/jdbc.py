@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from penstock.errors import PenstockError
 from penstock.spark.pipeline.files import BatchKey
 from penstock.spark.pipeline.rejected_rows import Origin, Refusal, Refusals, SourceEntry, row_summary, visible
 from penstock.spark.pipeline.sink_options import Jdbc
 from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase, JdbcFailed
 from penstock.spark.pipeline.sinks.keyed import ORDER_LENGTH, Upsert, is_refused_for_key
-from penstock.spark.pipeline.sinks.staged import Names, StagedWriter, as_json, bisected, misfits
+from penstock.spark.pipeline.sinks.staged import Names, Staged, StagedWriter, as_json, bisected, misfits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,20 +32,18 @@ _ROW = "penstock_row"
 _TRIES = 3
 
 
-class JdbcStageDiffers(PenstockError):
-    """The staging table does not have as many rows as the batch."""
-
-
 class JdbcWriter(StagedWriter):
     """Appends batches to a table, or replaces rows in it by their key."""
 
     kind = "jdbc"
+    why_rows_differ = (
+        "a task was repeated after it had written. Run the pipeline again, and find out why executors are lost"
+    )
 
     def __init__(self, sink: Jdbc, spark: SparkSession) -> None:
         super().__init__(sink)
         self._sink, self._spark = sink, spark
         self._database = JdbcDatabase(sink, spark)
-        self._staged = 0  # rows of the last batch
 
     # --- before anything runs ---
 
@@ -111,37 +108,29 @@ class JdbcWriter(StagedWriter):
         """Return the name of the staging table, which is the same for all batches: the next one overwrites it."""
         return self._in_target_schema(self.stage_prefix(key))
 
-    def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> str:
-        """Let Spark write rows; return a condition that is true for all of them."""
+    def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> Staged:
+        """Let Spark write rows, and count them."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        found = None
+        staged, found = Staged(stage, -1), None
         for _ in range(_TRIES):
             seen = Observation()
             self._save(rows.observe(seen, f.count(f.lit(1)).alias("rows")), stage, "overwrite", upsert)
-            self._staged = int(seen.get["rows"])
+            staged = Staged(stage, int(seen.get["rows"]))
             with self.transaction() as connection:
-                found = self._count(connection, stage)
-            if found == self._staged:
-                return "1 = 1"
-        raise self._differs(stage, found)
+                found = self.count(connection, staged)
+            if found == staged.rows:
+                break
+        staged.check(found, self.why_rows_differ)
+        return staged
 
-    def check_moved(self, transaction: JdbcConnection, stage: str, moved: int, upsert: Upsert | None) -> None:  # type: ignore[override]
-        """Raise JdbcStageDiffers unless as many rows were moved as the batch has."""
-        # With a key, not all rows are moved, so the staged rows are counted again after the statements.
-        found = moved if upsert is None else self._count(transaction, stage)
-        if found != self._staged:
-            raise self._differs(stage, found)
-
-    def _count(self, connection: JdbcConnection, stage: str) -> int | None:
-        return connection.number(f"SELECT COUNT(*) FROM {stage}")  # noqa: S608 - our own table
-
-    def _differs(self, stage: str, found: int | None) -> JdbcStageDiffers:
-        return JdbcStageDiffers(
-            f"{stage} holds {found} rows instead of the {self._staged} of the batch: a task was repeated after "
-            "it had written. Run the pipeline again, and find out why executors are lost"
-        )
+    def check_moved(self, transaction: JdbcConnection, staged: Staged, moved: int | None) -> None:  # type: ignore[override]
+        """Raise StageDiffers unless as many rows were moved as the batch has."""
+        if moved is None:
+            super().check_moved(transaction, staged, moved)
+        else:
+            staged.check(moved, self.why_rows_differ)
 
     @contextmanager
     def transaction(self) -> Iterator[JdbcConnection]:

@@ -30,7 +30,7 @@ from penstock.spark.pipeline.rejected_rows import (
 )
 from penstock.spark.pipeline.sink_options import Postgres
 from penstock.spark.pipeline.sinks.keyed import DELETED, Upsert, is_refused_for_key
-from penstock.spark.pipeline.sinks.staged import Column, Names, StagedWriter, as_json, bisected, misfits
+from penstock.spark.pipeline.sinks.staged import Column, Names, Staged, StagedWriter, as_json, bisected, misfits
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.versions import required
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _BATCHES = "penstock_batches"
 _TASK = "penstock_task"
 _TRIED = "penstock_rows"
-_COPIED_DDL = "task string, refused string"
+_COPIED_DDL = "task string, rows bigint, refused string"
 _CONNECT_S = 10
 _DROP_LOCK_MS = 2_000
 _TRIED_AT_ONCE = 1_000
@@ -83,6 +83,11 @@ class PostgresTransaction:
         """Run a statement; return the number of affected rows."""
         return self.connection.execute(statement.encode()).rowcount
 
+    def number(self, sql: str) -> int | None:
+        """Return the number in the first row of a query, or None if there is no row."""
+        found = self.connection.execute(sql.encode()).fetchone()
+        return None if found is None else int(found[0])
+
     def commit(self) -> None:
         """Make everything visible."""
         self.connection.commit()
@@ -92,6 +97,7 @@ class PostgresWriter(StagedWriter):
     """Appends batches to a table, or replaces rows in it by their key."""
 
     kind = "postgres"
+    why_rows_differ = "PostgreSQL crashed or failed over, which empties unlogged tables. Run the pipeline again"
 
     def __init__(self, sink: Postgres) -> None:
         super().__init__(sink)
@@ -200,18 +206,19 @@ class PostgresWriter(StagedWriter):
                     continue
         return self._in_target_schema(f"{prefix}_{uuid4().hex[:8]}")
 
-    def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> str:  # noqa: ARG002
-        """Let the tasks copy rows; return a condition for the rows of the attempts whose results Spark returned."""
+    def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> Staged:  # noqa: ARG002
+        """Let the tasks copy rows; those of the attempts whose results Spark returned count."""
         with self.transaction() as transaction:
             transaction.run(f"CREATE UNLOGGED TABLE {stage} AS {self._empty(rows.columns, with_task=True)}")
             transaction.commit()
         copied = rows.mapInArrow(CopyTask(self._sink.dsn, self._copying(stage, [*rows.columns, _TASK])), _COPIED_DDL)
-        tasks = []
-        for task, refused in copied.collect():
+        tasks, count = [], 0
+        for task, number, refused in copied.collect():
             if refused is not None:
                 raise PostgresRefused(refused)
             tasks.append(f"'{task}'")
-        return f"{stage}.{_TASK} IN ({', '.join(tasks) or 'NULL'})"
+            count += number
+        return Staged(stage, count, f"{stage}.{_TASK} IN ({', '.join(tasks) or 'NULL'})")
 
     def _empty(self, columns: Sequence[str], *, with_task: bool = False) -> str:
         """Return a query without rows whose columns have the types of the target."""
@@ -319,12 +326,12 @@ class CopyTask(Shipped):
     statement: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the name of this attempt, and why a row is rejected if one is."""
+        """Yield the name of this attempt, its number of rows, and why a row is rejected if one is."""
         freeze_gc()
-        task, refused = uuid4().hex, None
+        task, count, refused = uuid4().hex, 0, None
         try:
             with closing(_connect(self.dsn)) as connection:
-                _copy(
+                count = _copy(
                     connection,
                     self.statement,
                     (
@@ -338,13 +345,16 @@ class CopyTask(Shipped):
             if not _is_about_values(error):
                 raise
             refused = _line(error)  # if this raised, Spark would repeat the task
-        yield pa.RecordBatch.from_pydict({"task": [task], "refused": pa.array([refused], pa.string())})
+        yield pa.RecordBatch.from_pydict({"task": [task], "rows": [count], "refused": pa.array([refused], pa.string())})
 
 
-def _copy(connection: psycopg.Connection[Any], statement: str, rows: Iterable[Sequence[Any]]) -> None:
+def _copy(connection: psycopg.Connection[Any], statement: str, rows: Iterable[Sequence[Any]]) -> int:
+    """Copy rows; return their number."""
+    count = 0
     with connection.cursor() as cursor, cursor.copy(statement.encode()) as copy:
-        for row in rows:
+        for count, row in enumerate(rows, 1):  # noqa: B007
             copy.write_row([bytes(value) if isinstance(value, bytearray) else value for value in row])
+    return count
 
 
 def _connect(dsn: str) -> psycopg.Connection[Any]:

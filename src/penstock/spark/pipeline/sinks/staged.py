@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
+from penstock.errors import PenstockError
 from penstock.spark.lake.files import FailPoint
 from penstock.spark.pipeline.files import BatchKey
 from penstock.spark.pipeline.rejected_rows import Origin, RefusalRule, Refusals, broken, unbroken, visible
@@ -29,11 +30,32 @@ E = TypeVar("E", bound=Exception)
 _EVERY = "1 = 1"
 
 
+class StageDiffers(PenstockError):
+    """The staging table does not have as many rows as the batch."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What the tasks staged: `condition` is true for one copy of each of the batch's `rows` in `table`."""
+
+    table: str
+    rows: int
+    condition: str = _EVERY
+
+    def check(self, found: int | None, why: str) -> None:
+        """Raise StageDiffers unless as many rows were found as the batch has."""
+        if found != self.rows:
+            raise StageDiffers(f"{self.table} holds {found} rows instead of the {self.rows} of the batch: {why}")
+
+
 class Transaction(Protocol):
     """An open transaction; without a commit, it is rolled back at the end."""
 
     def run(self, statement: str) -> int:
         """Run a statement; return the number of affected rows."""
+
+    def number(self, sql: str) -> int | None:
+        """Return the number in the first row of a query, or None if there is no row."""
 
     def commit(self) -> None:
         """Make everything visible."""
@@ -44,6 +66,7 @@ class StagedWriter(ABC):
 
     is_atomic = True
     kind: ClassVar[str]
+    why_rows_differ: ClassVar[str]
 
     def __init__(self, sink: Postgres | Jdbc) -> None:
         self._declared = sink
@@ -75,13 +98,13 @@ class StagedWriter(ABC):
         if self.last(key) >= key.number:
             return False
         stage = self.new_stage(key)
-        condition = self.fill(plain, stage, upsert)
+        staged = self.fill(plain, stage, upsert)
         mark(f"{self.kind} staged")
         with self.transaction() as transaction:
             is_new = self.note(transaction, key)
             if is_new:
-                moved = self.move(transaction, stage, plain.columns, upsert, condition)
-                self.check_moved(transaction, stage, moved, upsert)
+                moved = self.move(transaction, stage, plain.columns, upsert, staged.condition)
+                self.check_moved(transaction, staged, moved if upsert is None else None)
                 mark(f"{self.kind} moved")
                 transaction.commit()
         mark(f"{self.kind} committed")
@@ -101,8 +124,8 @@ class StagedWriter(ABC):
         """Return the name of the staging table for a batch; drop those of earlier attempts."""
 
     @abstractmethod
-    def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> str:
-        """Let the tasks write rows; return a condition that is true for exactly one copy of each row."""
+    def fill(self, rows: DataFrame, stage: str, upsert: Upsert | None) -> Staged:
+        """Let the tasks write rows."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Transaction]:
@@ -139,8 +162,14 @@ class StagedWriter(ABC):
             moved = transaction.run(statement)
         return moved
 
-    def check_moved(self, transaction: Transaction, stage: str, moved: int, upsert: Upsert | None) -> None:  # noqa: B027
-        """Raise an error if the moved rows cannot be those of the batch."""
+    def check_moved(self, transaction: Transaction, staged: Staged, moved: int | None) -> None:  # noqa: ARG002
+        """Raise StageDiffers unless the staging table has the rows of the batch; `moved` is None with a key."""
+        # Not the rows that were moved: with a key, or a trigger of the target, there may be fewer.
+        staged.check(self.count(transaction, staged), self.why_rows_differ)
+
+    def count(self, transaction: Transaction, staged: Staged) -> int | None:
+        """Return the number of rows of the batch in the staging table."""
+        return transaction.number(f"SELECT COUNT(*) FROM {staged.table} WHERE {staged.condition}")  # noqa: S608
 
     @abstractmethod
     def replacing(self, names: Names, insert: str, condition: str, *, deletes: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +12,7 @@ from penstock.spark.pipeline.files import BatchKey, Files, local_path
 from penstock.spark.pipeline.rejected_rows import Origin, RefusalRule, Refusals, RejectsRows, broken, is_of_spark
 from penstock.spark.pipeline.sink_options import Delta, Iceberg, Parquet
 from penstock.spark.pipeline.sinks.keyed import is_refused_for_key, key_rules, table_schema, upsert_of
+from penstock.spark.runtime.errors import is_transient_failure, root_cause
 from penstock.spark.runtime.master import is_connect
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _LONGEST_NAME = 255  # of a folder, in bytes, on nearly every file system
+_FOLDERS = re.compile(r"/[^/\n]*=[^/\n]*")
 # Characters that Spark escapes in the name of a folder, as three characters.
 _ESCAPED = r"[\\x01-\\x1F\\x7F\"#%\'*/:=?\\\\{\\[\\]^]"
 
@@ -53,7 +56,9 @@ class FileSink:
 
     def is_refusal(self, error: BaseException) -> bool:
         """Return whether a write may have failed because of a value in a row: file systems report this in many ways."""
-        return is_refused_for_key(error) or (bool(self.partitions.each) and is_of_spark(error))
+        return is_refused_for_key(error) or (
+            bool(self.partitions.each) and is_of_spark(error) and not _is_transient(error)
+        )
 
     def refusals(self, rows: DataFrame, origin: Origin | None) -> Refusals:
         """Yield the rows that the sink rejects, and write nothing."""
@@ -63,6 +68,11 @@ class FileSink:
         """Yield rules for values that cannot be written."""
         yield from key_rules(self._declared, schema)
         yield from folder_rules(self.partitions, schema)
+
+
+def _is_transient(error: BaseException) -> bool:
+    # Without the names of folders, which contain values.
+    return is_transient_failure(_FOLDERS.sub("", f"{error}\n{root_cause(error)}"))
 
 
 def folder_rules(partitions: Partitions, schema: StructType) -> Iterator[RefusalRule]:
