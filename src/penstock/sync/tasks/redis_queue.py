@@ -190,10 +190,6 @@ class RedisTaskQueue:
         held = self._in_flight.get(task.id)
         return held if held is not None and held.task is task else None  # else it is lost, and perhaps taken again
 
-    def _held(self, task: Task) -> TaskDelivery | None:
-        held = self._in_flight.get(task.id)
-        return held if held is not None and held.task is task else None  # else it is lost, and perhaps taken again
-
     def let_go(self, task_id: str, *, has_run: bool) -> None:
         """Stop renewing the lease of a task that cannot be returned to the server.
 
