@@ -264,8 +264,7 @@ class ArchiveTable:
     def vacuum(self, state: State, grace_s: float) -> int:
         """Delete the files that were replaced longer ago than the grace; return how many there were.
 
-        The log names a file for a day after it was replaced, also when it is gone. The library would delete all of
-        these each time, and commit twice.
+        The library would delete what the log still names, the files of a whole day, each time, and commit twice.
         """
         self.follow(state)
         replaced = {path for path in self.log.removed(grace_s) if FILE.fullmatch(path)}
@@ -274,7 +273,8 @@ class ArchiveTable:
             self.check(path)
         folders = {path.rpartition("/")[0] for path in left}
         found = left & {file.path for folder in folders for file in self.store.walk(folder)}
-        self._delete(found)
+        with ThreadPoolExecutor(_DELETES_AT_ONCE) as pool:
+            list(pool.map(self.store.delete, found))
         self._deleted = replaced
         return len(found)
 
@@ -299,12 +299,8 @@ class ArchiveTable:
         found = [file.path for file in self.unknown_files(stored, state) if self.is_forgotten(file, state)]
         for path in found:
             self.check(path)
-        self._delete(found)
+            self.store.delete(path)
         return len(found)
-
-    def _delete(self, paths: Iterable[str]) -> None:
-        with ThreadPoolExecutor(_DELETES_AT_ONCE) as pool:
-            list(pool.map(self.store.delete, paths))
 
     # --- files before they are committed ---
 
