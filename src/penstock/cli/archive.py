@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 app = group("Copy streams into a Delta table; verify and compact it.")
-Grace = Annotated[
+FileGrace = Annotated[
     float,
     duration("How long replaced files are kept for running readers, in whole hours, up to 24h.", default="1h"),
 ]
@@ -55,7 +55,7 @@ def run(
             help="Continue even if entries were trimmed before they were archived; record the gap.",
         ),
     ] = False,
-    grace: Grace = 3_600.0,
+    grace: FileGrace = 3_600.0,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
@@ -180,7 +180,7 @@ def verify(
 def compact(
     archive: Archive,
     target_mb: Annotated[int, typer.Option(min=1, help="Target size of the compacted files, in MB.")] = 256,
-    grace: Grace = 3_600.0,
+    grace: FileGrace = 3_600.0,
     as_json: AsJson = False,
 ) -> None:
     """Merge the small files of each day into few large ones."""

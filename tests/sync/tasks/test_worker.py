@@ -753,11 +753,11 @@ def test_handlers_are_checked_when_they_are_registered() -> None:
 def test_a_worker_with_a_long_lease_renews_before_it_counts_as_dead(
     queue: TaskQueue, monkeypatch: pytest.MonkeyPatch, lease_ms: int, heartbeat_ms: int
 ) -> None:
-    intervals, renewing = list[int | None](), queue.renewing
+    intervals, renewing = list[int](), queue.renewing
 
-    def noted(heartbeat_interval_ms: int | None = None) -> AbstractContextManager[None]:
+    def noted(heartbeat_interval_ms: int, *hung: Any) -> AbstractContextManager[None]:
         intervals.append(heartbeat_interval_ms)
-        return renewing(heartbeat_interval_ms)
+        return renewing(heartbeat_interval_ms, *hung)
 
     monkeypatch.setattr(queue, "renewing", noted)
     handlers = Handlers()
