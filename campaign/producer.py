@@ -51,7 +51,7 @@ def _fate(fate: float, job: Job) -> str:
         return "poison"
     if fate < 0.01:
         return "fail"
-    return "later" if fate < job.get("later", 0) else ""
+    return "later" if fate > 1 - job.get("later", 0) else ""
 
 
 def _options(job: Job) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
@@ -189,19 +189,12 @@ def losses(runs: dict[str, list[Run]], windows: list[Window], held: list[InFligh
     for record in held:
         known = [window for window in by_process[record.process] if window.begin <= record.at + _NOTICED_S]
         for n in record.messages if known else ():
-            if not _waits_for_a_retry(runs.get(n, ()), record.at):
-                found[n].add(known[-1])
+            found[n].add(known[-1])
     for n, of in runs.items():
         for run in of:
             if run.end is None and not run.has_failed:
                 found[n].update(window for window in by_process[run.process] if window.begin >= run.begin)
     return found
-
-
-def _waits_for_a_retry(runs: Sequence[Run], at: float) -> bool:
-    """Return whether a message was pending with its worker, but due later: nobody needs to recover it."""
-    begun = [run for run in runs if run.begin < at]
-    return bool(begun) and max(begun, key=lambda run: run.begin).has_failed
 
 
 def against_bounds(

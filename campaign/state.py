@@ -62,13 +62,18 @@ def is_quiet(raw: Any, stream: str, group: str) -> bool:
 
 
 def held_by(raw: Any, stream: str, group: str, pid: int, number: Callable[[Fields], str] = number_of) -> set[str]:
-    """Return what a process has in hand; the consumers of Penstock have its id in their names."""
+    """Return what a process has in hand; the consumers of Penstock have its id in their names.
+
+    Messages that wait for a retry are pending with it, too, but in nobody's hands.
+    """
+    retries = f"{stream if '{' in stream else f'{{{stream}}}'}:retries:{group}"
+    waiting = set(raw.zrange(retries, 0, -1))
     is_ours = re.compile(rf"_{pid:x}[0-9a-f]{{8}}(?![0-9a-f])")
     ids: list[bytes] = []
     for consumer in raw.xinfo_consumers(stream, group):
         if consumer["pending"] and is_ours.search(consumer["name"].decode()):
             rows = raw.xpending_range(stream, group, "-", "+", _PAGE, consumername=consumer["name"])
-            ids += [row["message_id"] for row in rows]
+            ids += [row["message_id"] for row in rows if row["message_id"] not in waiting]
     with raw.pipeline(transaction=False) as pipeline:
         for entry_id in ids:
             pipeline.xrange(stream, entry_id, entry_id)

@@ -113,10 +113,11 @@ def test_a_stream_that_dead_letters_are_returned_to_is_that_of_one_dead_letter_s
     penstock: Command, as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue
 ) -> None:
     task = dead_letter()
-    for stream in ("graveyard", "orders_dlq"):
-        queue.client.call(stream, "XADD", stream, "*", "data", "1", "dlq_reason", "fatal")
+    for stream, record in (("graveyard", "5000-0"), ("orders_dlq", "6000-0")):
+        queue.client.call(stream, "XADD", stream, record, "data", "1", "dlq_reason", "fatal")
     assert "requires --queue" in penstock("dlq", "redrive", "--to", "parcels", "-y", code=2).stderr
     assert not queue.client.call("parcels", "EXISTS", "parcels")
+    assert "--to" in penstock("dlq", "redrive", "5000-0", code=2).stderr
     shown = penstock("dlq", "redrive", "-y")
     assert "skipped graveyard" in shown.stderr
     assert "`penstock dlq redrive --queue graveyard --to STREAM`" in shown.stderr

@@ -50,16 +50,16 @@ async def test_dead_letters_by_cause_are_found_again_as_rarely_as_they_are_costl
 
     live, everything = Live(cast("Inspector", SimpleNamespace(dead_letters=Letters())), 2.0), DeadLetterFilter()
     monkeypatch.setattr("penstock.dashboard.live.time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    both = await asyncio.gather(*(live.failures("orders", everything) for _ in range(2)))
+    both = await asyncio.gather(*(live.failures("orders", everything, "") for _ in range(2)))
     assert [found.read for found in both] == [1, 1]
     now_s[0] += 4.9
-    assert (await live.failures("orders", everything)).read == 1
+    assert (await live.failures("orders", everything, "")).read == 1
     now_s[0] += 0.2
-    assert (await live.failures("orders", everything)).read == 2
+    assert (await live.failures("orders", everything, "")).read == 2
     live.forget_failures()
-    assert (await live.failures("orders", everything)).read == 3
+    assert (await live.failures("orders", everything, "")).read == 3
     for n in range(100):
-        await live.failures("orders", DeadLetterFilter(reason=f"reason-{n}"))
+        await live.failures("orders", DeadLetterFilter(since_ms=n), f"reason-{n}")
     assert len(live._failures) == 50
 
 

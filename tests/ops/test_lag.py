@@ -274,6 +274,12 @@ def test_with_a_bound_there_is_no_rate(before: bool, after: bool) -> None:
     assert rates(GroupPosition(0, 100, 50, before), GroupPosition(10, 200, 30, after)) is None
 
 
+def test_a_group_that_reads_nothing_is_known_to_also_with_a_bound() -> None:
+    before = GroupPosition(0, 100, 50, is_exact=False, last_delivered_id="5-0")
+    assert rates(before, GroupPosition(10, 200, 150, False, "5-0")) == Rates(10.0, 0.0, None)
+    assert rates(before, GroupPosition(10, 200, 50, False, "6-0")) is None
+
+
 def test_nothing_unread_is_drained_already() -> None:
     assert drain_s(0, 5.0, 0.0) == 0.0
 

@@ -83,10 +83,11 @@ async def test_only_a_message_queue_is_counted_and_purged_as_one(
 
 
 async def test_what_arrives_after_the_newest_counted_message_is_not_purged(
-    client: StreamClient, inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = RedisMessageQueue("mail", client=client)
     await queue.publish("a")
+    raw.xgroup_create("mail", "penstock-archive", "0")  # nobody has read from the queue yet, but it is archived
     newest = await inspector.queues.newest("mail")
     await queue.publish("b")
     assert await inspector.queues.purge("mail", until=newest) == 1

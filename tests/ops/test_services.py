@@ -88,6 +88,21 @@ async def test_a_stream_is_not_released_from_one_who_does_not_hold_it_any_more(
     assert raw.get(owned.lock) == b"second"
 
 
+async def test_a_release_that_is_sent_again_says_that_the_stream_was_released(
+    client: StreamClient, raw: redis.Redis
+) -> None:
+    first = StreamBalancer(client, "svc", id="first")
+    async with first as notices:
+        await first.add_stream("session-1")
+        owned = (await anext(notices)).payload
+        keys = BalancerKeys("svc")
+        args = [keys.group, first.id, owned.id_in_lbs, "released", 86_400_000]
+        with raw.pipeline(transaction=True) as both:
+            for _ in range(2):
+                both.eval(script("ops/release").source, 2, keys.stream, owned.lock, *args)
+            assert both.execute() == [1, 1]
+
+
 async def test_a_heartbeat_right_after_the_release_takes_nothing_back(client: StreamClient, raw: redis.Redis) -> None:
     first = StreamBalancer(client, "svc", id="first")
     async with first as notices:

@@ -305,7 +305,7 @@ async def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_w
     await lossy.enqueue(task)
     async with running(short(lossy, handlers)):
         assert await lossy.wait_for_result(task.id, DEADLINE_S) is not None
-    assert len(runs) == 2
+    assert len(runs) >= 2, "more, if the whole worker stood still for a lease"
 
 
 async def test_a_task_that_ran_and_could_not_be_given_back_is_not_taken_up_as_if_it_had_not(
@@ -320,6 +320,19 @@ async def test_a_task_that_ran_and_could_not_be_given_back_is_not_taken_up_as_if
     assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
     [again] = await queue.pop_many(2)
     assert (again.id, again.attempts) == (ran.id, 2)
+
+
+async def test_a_task_whose_handler_hangs_is_not_taken_up_by_its_own_worker_before_its_lease_ends(
+    queue: RedisTaskQueue, other: RedisTaskQueue
+) -> None:
+    await queue.enqueue_many([Task(kind="render"), Task(kind="render")])
+    hanging, waited = await queue.pop_many(2)
+    with queue.renewing(1, lambda: [hanging]):
+        await eventually(lambda: not queue.holds(hanging))
+    queue.let_go(waited.id, has_run=False)  # so that the next pop looks for what was left behind
+    assert await queue.pop_many(2) == [in_first_run(waited)]
+    assert await queue.ack(waited.id)
+    assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
 
 
 async def test_a_task_that_could_not_be_given_back_is_told_to_be_lost_when_another_has_it(

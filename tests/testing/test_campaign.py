@@ -165,13 +165,6 @@ def test_what_a_worker_had_in_hand_must_come_to_another_in_a_lease_and_a_sweep(f
     assert "kill of worker-0" in verdict_of(folder, _BOUNDS).late[0]
 
 
-def test_what_waits_for_a_retry_need_not_be_recovered(folder: Path) -> None:
-    killed_at_10(folder, 20.0)
-    wrote(folder, "worker-0", "started worker 0.0", "begin 1 9.0", "fail 1 9.1")
-    found = verdict_of(folder, _BOUNDS)
-    assert (found.recoveries["kill"].measured, found.is_clean) == (0, True)
-
-
 def test_what_is_in_the_hands_of_the_next_worker_that_dies_had_come_to_it(folder: Path) -> None:
     killed_at_10(folder, 20.0, Window("kill", "worker-2", 15.0, 15.0, "all"))
     held(folder, InFlight("worker-0", 10.1, ["1"]), InFlight("worker-2", 15.1, ["1"]))
@@ -271,3 +264,11 @@ def test_an_owner_has_the_next_message_of_each_of_its_streams_in_hand(raw: redis
     raw.hset("{svc-session-1}:balancer:svc", "position", third)
     assert second < third
     assert state.sessions_held_by(raw, "svc", "w1") == {"4"}
+
+
+def test_a_worker_has_in_hand_what_is_pending_and_does_not_wait_for_a_retry(raw: redis.Redis) -> None:
+    raw.xgroup_create("orders", "workers", "0", mkstream=True)
+    ids = [raw.xadd("orders", {"data": f'{{"n": {n}}}'}) for n in (1, 2)]
+    raw.xreadgroup("workers", "w_host_1f00000000", {"orders": ">"})
+    raw.zadd("{orders}:retries:workers", {ids[0]: 1})
+    assert state.held_by(raw, "orders", "workers", 0x1F) == {"2"}

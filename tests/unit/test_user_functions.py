@@ -33,6 +33,26 @@ async def test_a_function_that_hangs_holds_up_no_other_once_its_caller_has_left(
     await eventually(lambda: len(set(threading.enumerate()) - before) == 1)
 
 
+async def test_when_ten_times_as_many_hang_as_may_run_the_others_wait_for_one_that_ends() -> None:
+    threads, begun, may_end = Threads(1), list[int](), [threading.Event() for _ in range(11)]
+
+    def hang(number: int) -> None:
+        begun.append(number)
+        may_end[number].wait(DEADLINE_S)
+
+    for number in range(11):
+        hung = asyncio.ensure_future(threads.run(hang, number))
+        await eventually(lambda number=number: begun == list(range(number + 1)))  # type: ignore[misc]
+        await give_up(hung)
+    waiting = asyncio.ensure_future(threads.run(lambda: 1))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    may_end[3].set()
+    assert await asyncio.wait_for(waiting, DEADLINE_S) == 1
+    for event in may_end:
+        event.set()
+
+
 async def test_a_function_whose_caller_has_left_before_it_began_does_not_run() -> None:
     threads, loop = Threads(1), asyncio.get_running_loop()
     has_begun, may_end, ran = asyncio.Event(), threading.Event(), list[int]()

@@ -160,10 +160,12 @@ class OwnedStream:
             if self.is_draining:
                 raise StopAsyncIteration
             if self._buffer:
-                entry = self._buffer.popleft()
+                entry = self._buffer[0]
                 if isinstance(entry, Rejected):
                     await self._skip(entry)
+                    self._buffer.popleft()
                     continue
+                self._buffer.popleft()
                 self._passed = self._last = entry.id
                 return entry
             if not await self._fill():
@@ -199,6 +201,7 @@ class OwnedStream:
         is_next, self._passed = self._position == self._passed, rejected.id
         if is_next:
             await self.commit(rejected.id)
+            self._last = rejected.id
 
     async def _dead_letter(self, rejected: Rejected) -> None:
         # An entry that cannot be decoded stays in the stream; its copy says why it was not handled.

@@ -135,11 +135,11 @@ def _by_id(inspector: Inspector, streams: Sequence[str], given: str) -> tuple[st
     places, unfinished = dict[str, set[tuple[str, str]]](), list[str]()
     for stream in streams if is_id(given) else ():
         with suppress(NotFound):
-            record_id = inspector.dead_letters.show(stream, given, max_value_bytes=64).id
-            places.setdefault(given, set()).add((stream, record_id))
+            found = inspector.dead_letters.show(stream, given, max_value_bytes=64)
+            places.setdefault(given, set()).add((found.stream, found.id))
     for stream in streams if given and not places else ():
-        found, is_complete = inspector.dead_letters.begin_with(stream, given)
-        for name, record_id in found.items():
+        begun, is_complete = inspector.dead_letters.begin_with(stream, given)
+        for name, record_id in begun.items():
             places.setdefault(name, set()).add((stream, record_id))
         unfinished += [] if is_complete else [stream]
     if unfinished and given not in places:  # an older one may begin like this, too
@@ -238,7 +238,7 @@ def redrive(
         raise ConfigurationError(f"--to {to} requires --queue: the dead letters of all streams would go to {to!r}")
     with server.inspector() as inspector:
         choice, missing = _chosen(inspector, selection, ids)
-        if selection.of is None:
+        if selection.of is None and not ids:
             choice = _with_owner(inspector, choice)
         choice = _as_of_now(inspector, choice)
         redrive_all = partial(_redrive, inspector, choice, limit, to=to, per_second=rate, max_redrives=max_redrives)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 
 from penstock.ops import DeadLetterFilter, FailureGroups, Inspector, Overview, Sample, Sampler
 from penstock.shown import to_json
@@ -22,7 +22,7 @@ class Live:
 
     def __init__(self, inspector: Inspector, every_s: float) -> None:
         self._inspector, self.sampler = inspector, Sampler(inspector, every_s=every_s)
-        self._failures: dict[tuple[str, DeadLetterFilter], tuple[float, FailureGroups]] = {}  # each with its end
+        self._failures: dict[tuple[str, Hashable], tuple[float, FailureGroups]] = {}  # each with its end
         self._finding = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._is_started = self._is_ending = False
@@ -57,10 +57,13 @@ class Live:
         """What the last good sample saw; None before the first one."""
         return self.sampler.overview
 
-    async def failures(self, stream: str, matching: DeadLetterFilter) -> FailureGroups:
-        """Return dead letters by cause, for all browsers together; they are as old as their cost makes them."""
+    async def failures(self, stream: str, matching: DeadLetterFilter, asked: Hashable) -> FailureGroups:
+        """Return dead letters by cause, for all browsers together; they are as old as their cost makes them.
+
+        `asked` says what the filter was made of: the times of "for the last two hours" differ in each request.
+        """
         async with self._finding:
-            kept, place, began_s = self._failures, (stream, matching), time.monotonic()
+            kept, place, began_s = self._failures, (stream, asked), time.monotonic()
             if place in kept and began_s < kept[place][0]:
                 return kept[place][1]
             found = await self._inspector.dead_letters.failures(stream, matching, most=_LETTERS_BY_CAUSE)

@@ -161,7 +161,7 @@ async def dead_letters(view: View) -> Values:
         **values,
         "title": f"Dead letters of {chosen}",
         "stream": chosen,
-        "failures": await view.live.failures(chosen, matching),
+        "failures": await view.live.failures(chosen, matching, (*filters.values(), *sorted(view.all("id")))),
         "page": await view.inspector.dead_letters.page(chosen, matching, limit=_ROWS, cursor=view.id_cursor()),
     }
 

@@ -15,6 +15,7 @@ from penstock.errors import ConnectionLost, OutOfMemory
 from penstock.events import Emit, EventName
 from penstock.keys import StreamKeys
 from penstock.redis.client import StreamClient
+from penstock.redis.reading import newest_id
 from penstock.redis.retry import Repeat
 
 if TYPE_CHECKING:
@@ -148,10 +149,7 @@ async def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
 
 async def trim_all(client: StreamClient, stream: str) -> int:
     """Delete everything that is in a stream now, whether a group needs it or not; return how much that was."""
-    newest = await client.call(stream, "XREVRANGE", stream, "+", "-", "COUNT", 1)
-    if not newest:
-        return 0
-    last, trimmed, step = newest[0][0], 0, 1
+    last, trimmed, step = await newest_id(client, stream), 0, 1
     while step:
         step = int(await client.run("streams/trim", [stream], [_ALL, last], Repeat.IDEMPOTENT))
         trimmed += step

@@ -82,8 +82,8 @@ class Groups:
             if found_since is None:
                 return group_lag(last)
             added, counted = max(found_since, after.length - before.length), 0
-        start = GroupPosition(before.now_ms / 1000, counted, first.lag.count, first.lag.is_exact)
-        found = rates(start, GroupPosition(after.now_ms / 1000, added, last.lag.count, last.lag.is_exact))
+        start = _at_look(before, counted, first)
+        found = rates(start, _at_look(after, added, last))
         if found is None:
             return group_lag(last)
         return replace(group_lag(last), in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)
@@ -221,3 +221,7 @@ def _position(to: Bound) -> str:
         return ids.ZERO if to == "-" else "$"
     ids.parse(to)
     return to
+
+
+def _at_look(look: Look, added: int, group: GroupInfo) -> GroupPosition:
+    return GroupPosition(look.now_ms / 1000, added, group.lag.count, group.lag.is_exact, group.last_delivered_id)

@@ -6,7 +6,7 @@ from penstock.errors import ConfigurationError
 from penstock.keys import QueueKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
-from penstock.ops.model import QueueInfo, StreamInfo, StreamKind
+from penstock.ops.model import GroupKind, QueueInfo, StreamInfo, StreamKind
 from penstock.ops.streams import Streams
 from penstock.queue.administration import Administration, stats_of
 from penstock.queue.model import GROUP, MessageData, QueueStats
@@ -67,8 +67,9 @@ class MessageQueues:
 
     async def _info(self, name: str) -> StreamInfo:
         found = await self._streams.info(name, memory=False)
-        # A queue that was never read from is a stream without groups.
-        if found.kind is not StreamKind.QUEUE and (found.kind is not StreamKind.STREAM or found.groups_count):
+        # A queue that was never read from is a stream without consumers; an archive or a Spark query may have a group.
+        has_consumers = any(group.kind is GroupKind.CONSUMERS for group in found.groups)
+        if found.kind is not StreamKind.QUEUE and (found.kind is not StreamKind.STREAM or has_consumers):
             raise ConfigurationError(
                 f"stream {name!r} is not a message queue: its kind is {found.kind.value!r}; list message queues with "
                 "`penstock queue ls`"

@@ -163,7 +163,10 @@ class Sampler:
 
     def _rates(self, stream: str, group: str) -> Rates | None:
         seen = self._positions.get((stream, group))
-        return rates(next((each for each in seen if each.is_exact), seen[0]), seen[-1]) if seen else None
+        if not seen:
+            return None
+        start = next((each for each in seen if each.is_exact), seen[0]) if seen[-1].is_exact else seen[0]
+        return rates(start, seen[-1])
 
     async def _record(self, found: Overview) -> Sample:
         added = await self._added_by_stream(found)
@@ -200,11 +203,14 @@ class Sampler:
 
     def _point(self, at_ms: int, stream: StreamInfo, added: int) -> StreamPoint:
         known: dict[str, Rates] = {}
-        for name, lag in _groups_of(stream).items():
+        for name, (lag, last_delivered_id) in _groups_of(stream).items():
             seen = self._positions.setdefault((stream.name, name), deque(maxlen=_SHORT))
-            if stream.name in self._miscounted or (seen and seen[-1].added > added):
-                seen.clear()  # what was added is not known, or the stream was deleted and begun anew
-            seen.append(GroupPosition(at_ms / 1000, added, lag.count, lag.is_exact))
+            if stream.name in self._miscounted:
+                seen.clear()  # what was added is not known: there is nothing to count from
+                continue
+            if seen and seen[-1].added > added:
+                seen.clear()  # the stream was deleted and begun anew
+            seen.append(GroupPosition(at_ms / 1000, added, lag.count, lag.is_exact, last_delivered_id))
             found = self._rates(stream.name, name)
             if found is not None:
                 known[name] = found
@@ -231,6 +237,6 @@ class Sampler:
         return added | {name: so_far for name, (_, so_far) in self._added.items()}
 
 
-def _groups_of(stream: StreamInfo) -> dict[str, Lag]:
-    """Return the lags of the groups; the name "" stands for the stream itself, which has an inflow without a group."""
-    return {"": Lag(0, 0.0), **{group.name: group.lag for group in stream.groups}}
+def _groups_of(stream: StreamInfo) -> dict[str, tuple[Lag, str]]:
+    """Return lag and last delivered id of each group; the name "" stands for the stream itself, which has an inflow."""
+    return {"": (Lag(0, 0.0), ""), **{group.name: (group.lag, group.last_delivered_id) for group in stream.groups}}

@@ -15,20 +15,22 @@ from typing import Any, TypeAlias, TypeVar, cast
 T = TypeVar("T")
 _Calls: TypeAlias = SimpleQueue[Callable[[], None] | None]  # of one thread; None ends it
 logger = logging.getLogger("penstock")
+_HUNG_FOR_EACH = 10
 _running: set[asyncio.Future[None]] = set()  # an event loop holds its tasks weakly
 
 
 class Threads:
     """Runs plain functions without blocking the event loop, at most `size` at a time.
 
-    A function whose caller is cancelled runs on: its thread no longer counts, so that one that hangs holds up no other.
+    A function whose caller is cancelled runs on: its thread no longer counts, so that one that hangs holds up no other,
+    unless ten times as many hang as may run.
 
     Uses daemon threads: the interpreter joins those of a ThreadPoolExecutor when it exits, so that one hung handler
     would keep the process from ending after its grace period.
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self._size, self._most_hung = size, _HUNG_FOR_EACH * size
         self._idle: list[_Calls] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         weakref.finalize(self, _dismiss, self._idle)
@@ -37,33 +39,48 @@ class Threads:
         """Run the function in a thread and return what it returns."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._places = loop, asyncio.Semaphore(self._size)
-        async with self._places:
-            promise: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
+            self._loop, self._places, self._hung = loop, asyncio.Semaphore(self._size), 0
+        promise: asyncio.Future[tuple[T | None, BaseException | None]] = loop.create_future()
 
-            def call() -> None:
-                if promise.cancelled():
-                    return
-                result, error = None, None
-                try:
-                    result = function(*args)
-                except BaseException as raised:
-                    error = raised
-                with suppress(RuntimeError):  # the loop has been closed
-                    loop.call_soon_threadsafe(_keep, promise, (result, error))
-
-            calls = self._idle.pop() if self._idle else _new_thread()
-            calls.put(call)
+        def call() -> None:
+            result, error = None, None
             try:
-                result, error = await promise
-            except BaseException:
-                calls.put(None)  # ends the thread when the function returns
-                raise
-            self._idle.append(calls)
+                if not promise.cancelled():
+                    result = function(*args)
+            except BaseException as raised:
+                error = raised
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(self._returned, promise, (result, error))
+
+        await self._places.acquire()
+        try:
+            calls = self._idle.pop() if self._idle else _new_thread()
+        except BaseException:
+            self._places.release()
+            raise
+        calls.put(call)
+        try:
+            result, error = await promise
+        except BaseException:
+            calls.put(None)  # ends the thread when the function returns
+            self._hung += 1
+            if self._hung <= self._most_hung:
+                self._places.release()
+            raise
+        self._idle.append(calls)
+        self._places.release()
         if error is not None:
             # Not set on the future, which rejects StopIteration: the caller would wait forever.
             raise error
         return cast("T", result)
+
+    def _returned(self, promise: asyncio.Future[T], result: T) -> None:
+        if not promise.done():
+            promise.set_result(result)
+            return
+        self._hung -= 1
+        if self._hung >= self._most_hung:
+            self._places.release()
 
     def close(self) -> None:
         """Let idle threads end; does not wait for a hung one."""
@@ -86,11 +103,6 @@ def _serve(calls: _Calls) -> None:
 def _dismiss(idle: list[_Calls]) -> None:
     while idle:
         idle.pop().put(None)
-
-
-def _keep(promise: asyncio.Future[T], result: T) -> None:
-    if not promise.done():
-        promise.set_result(result)
 
 
 def call_back(function: Callable[..., Any], what: str, *args: object) -> None:

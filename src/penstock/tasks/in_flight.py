@@ -10,6 +10,8 @@ from penstock.delivery.group_commands import Redelivery
 from penstock.keys import StreamKeys
 from penstock.tasks.lane_store import TaskDelivery
 
+_MOST_ABANDONED = 10_000  # of a lane
+
 
 class TasksInFlight:
     """The tasks of this object that the server has not settled: the heartbeat renews exactly these.
@@ -26,7 +28,7 @@ class TasksInFlight:
         self._claims: dict[int, list[TaskDelivery]] = {}  # under way, by the identity of the list
         # Attempts before a run that may be recorded and did not begin. Lanes may have entries of one id.
         self._not_run: dict[tuple[StreamKeys, str], int] = {}
-        self._abandoned: dict[StreamKeys, set[str]] = {}  # entries that ran and could not be settled
+        self._abandoned: dict[StreamKeys, dict[str, None]] = {}  # entries that ran and could not be settled
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -60,7 +62,7 @@ class TasksInFlight:
             entries[delivery.entry_id] = delivery
             if delivery.is_again:  # other workers may have run it since
                 self._not_run.pop((store.streams, delivery.entry_id), None)
-                self._abandoned.get(store.streams, set()).discard(delivery.entry_id)
+                self._abandoned.get(store.streams, {}).pop(delivery.entry_id, None)
         return second
 
     def release(self, deliveries: Iterable[TaskDelivery]) -> None:
@@ -118,12 +120,15 @@ class TasksInFlight:
 
     def abandon(self, delivery: TaskDelivery) -> None:
         """Release a task that ran and could not be settled: sweeps leave it until its lease ends."""
-        self._abandoned.setdefault(delivery.store.streams, set()).add(delivery.entry_id)
+        abandoned = self._abandoned.setdefault(delivery.store.streams, {})
+        abandoned[delivery.entry_id] = None
+        if len(abandoned) > _MOST_ABANDONED:  # most come to other workers, and nobody says so here
+            del abandoned[next(iter(abandoned))]
         self.release([delivery])
 
     def not_stranded(self, streams: StreamKeys) -> Collection[str]:
         """Return the entries of a lane that sweeps leave alone."""
-        return self.of(streams).keys() | self._abandoned.get(streams, set())
+        return self.of(streams).keys() | self._abandoned.get(streams, {}).keys()
 
     def as_before(self, streams: StreamKeys, claims: Sequence[Redelivery]) -> list[Redelivery]:
         """Return the claims of a sweep, without attempts that were recorded and did not begin."""

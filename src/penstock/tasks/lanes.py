@@ -88,7 +88,8 @@ class TaskFilter:
     def __init__(self, provides: Collection[str] | None = None, kinds: Collection[str] | None = None) -> None:
         self.provides = None if provides is None else frozenset(provides)
         self.kinds = None if kinds is None else frozenset(kinds)
-        self._lane_kinds = frozenset(map(_short, self.kinds or ()))
+        # Lanes may also have been named before long kinds were shortened.
+        self._lane_kinds = frozenset(self.kinds or ()) | frozenset(map(_short, self.kinds or ()))
 
     def accepts(self, task: Task) -> bool:
         """Return whether the worker can handle a task."""

@@ -299,7 +299,7 @@ class RedisTaskQueue:
     ) -> Iterator[None]:
         """Renew the leases of all tasks that this object holds, from a thread, until the context ends.
 
-        `hung` is called before each renewal: the tasks that it returns are released, and are orphans when their leases
+        `hung` is called before each renewal: the tasks that it returns are let go, and are orphans when their leases
         expire.
         """
         self._reader.heartbeat_s = (heartbeat_interval_ms or usual_heartbeat_ms(self.idle_ms)) / 1000
@@ -314,7 +314,8 @@ class RedisTaskQueue:
             leases.stop()
 
     def _renewable(self, hung: Callable[[], Iterable[Task]]) -> dict[StreamKeys, list[str]]:
-        self._in_flight.release([held for task in hung() if (held := self._held(task)) is not None])
+        for held in [held for task in hung() if (held := self._held(task)) is not None]:
+            self._in_flight.abandon(held)
         return self._in_flight.ids_by_stream()
 
     def _lost(self, keys: StreamKeys, entry_ids: list[str]) -> None:

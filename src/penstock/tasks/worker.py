@@ -286,8 +286,8 @@ class Worker:
         self._running.append(running)
         done = 0
         while (task := await self._inbox.take()) is not None:
-            if self._reason:  # stop() was called, and the inbox is not closed yet: nothing new begins
-                await self._hand_back([task])
+            if self._reason:  # stop() was called, and the inbox was not closed yet: nothing new begins
+                await self._hand_back([task, *self._inbox.close()])
                 continue
             self.tally.running += 1
             try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,11 +12,13 @@ from penstock.spark.source.partitioning import (
     Probe,
     cut,
     cut_points,
+    cuts_by_density,
     enough_partitions,
     pack,
     probe_times,
     wanted_pieces,
 )
+from penstock.sync import StreamClient
 
 _IDS = st.tuples(st.integers(0, 10_000), st.integers(0, 50)).map(lambda pair: f"{pair[0]}-{pair[1]}")
 
@@ -61,6 +64,19 @@ def test_a_burst_is_cut_by_its_entries_and_not_by_its_time() -> None:
     cuts = [ids.parse(entry_id)[0] for entry_id in cut_points("0-0", "999-0", probes, 4)]
     assert all(ms >= 900 for ms in cuts)
     assert len(cuts) == 3
+
+
+def test_no_cut_lies_before_the_first_entry(redis_url: str, raw: redis.Redis) -> None:
+    # The range begins where the last one ended, long ago; what was there has been trimmed.
+    with raw.pipeline(transaction=False) as pipe:
+        for ms in range(1_000):
+            pipe.xadd("orders", {"data": b"x"}, id=f"{10_000_000 + ms}-0")
+        pipe.execute()
+    with StreamClient.from_url(redis_url) as client:
+        cuts = cuts_by_density(client, IdRange("orders", "5-0", "10000999-0", 60_000), 5)
+        assert len(cuts) == 4
+        assert all(ids.parse(cut)[0] >= 10_000_000 for cut in cuts)
+        assert cuts_by_density(client, IdRange("gone", "5-0", "10000999-0", 60_000), 5) == ()
 
 
 def test_a_single_millisecond_is_not_cut() -> None:

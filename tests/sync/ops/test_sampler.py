@@ -84,6 +84,12 @@ def test_lags_that_are_bounds_give_no_rates(
         assert point.in_per_s > 0
         [(_, condition)] = sampler.conditions()
         assert condition.text == "working"
+        for _ in range(5):
+            add(raw, 10)
+            lag, _ = sampled()
+        assert (lag.is_exact, lag.out_per_s, lag.drain_s) == (False, 0.0, None), "it has read nothing since"
+        [(_, condition)] = sampler.conditions()
+        assert condition.text == "falling behind"
     lag, point = sampled()
     assert (lag.is_exact, lag.out_per_s, point.out_per_s) == (True, None, None), "the bound was no lag to compare with"
     read_as(raw, "someone", 50)

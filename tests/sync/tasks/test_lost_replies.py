@@ -302,7 +302,7 @@ def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_worker_
     lossy.enqueue(task)
     with running(short(lossy, handlers)):
         assert lossy.wait_for_result(task.id, DEADLINE_S) is not None
-    assert len(runs) == 2
+    assert len(runs) >= 2, "more, if the whole worker stood still for a lease"
 
 
 def test_a_task_that_ran_and_could_not_be_given_back_is_not_taken_up_as_if_it_had_not(
@@ -317,6 +317,19 @@ def test_a_task_that_ran_and_could_not_be_given_back_is_not_taken_up_as_if_it_ha
     assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
     [again] = queue.pop_many(2)
     assert (again.id, again.attempts) == (ran.id, 2)
+
+
+def test_a_task_whose_handler_hangs_is_not_taken_up_by_its_own_worker_before_its_lease_ends(
+    queue: RedisTaskQueue, other: RedisTaskQueue
+) -> None:
+    queue.enqueue_many([Task(kind="render"), Task(kind="render")])
+    hanging, waited = queue.pop_many(2)
+    with queue.renewing(1, lambda: [hanging]):
+        eventually(lambda: not queue.holds(hanging))
+    queue.let_go(waited.id, has_run=False)  # so that the next pop looks for what was left behind
+    assert queue.pop_many(2) == [in_first_run(waited)]
+    assert queue.ack(waited.id)
+    assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
 
 
 def test_a_task_that_could_not_be_given_back_is_told_to_be_lost_when_another_has_it(

@@ -119,10 +119,17 @@ def rows_between(start: Position, end: Position, state: StreamState) -> int:
 
 def cuts_by_density(client: StreamClient, whole: IdRange, pieces: int) -> tuple[str, ...]:
     """Return where to cut a range into pieces of about the same size, from a few small samples."""
-    times = probe_times(whole.after, whole.upto, _PROBES) if pieces > 1 else []
-    if not times:
+    if pieces < 2:
         return ()
     key = client.keys(whole.stream).stream
+    # A cut before the first entry would look like a loss: the range may begin long ago, and what was there is trimmed.
+    [first] = read_many(client, [(key, ("XRANGE", key, f"({whole.after}", whole.upto, "COUNT", 1))])
+    if isinstance(first, PenstockError):
+        raise first
+    begin = first[0][0].decode() if first else whole.upto
+    times = probe_times(begin, whole.upto, _PROBES)
+    if not times:
+        return ()
     replies = read_many(
         client, [(key, ("XRANGE", key, f"{ms}-0", whole.upto, "COUNT", _PROBE_ENTRIES)) for ms in times]
     )
@@ -133,7 +140,7 @@ def cuts_by_density(client: StreamClient, whole: IdRange, pieces: int) -> tuple[
             raise reply
         end_ms = ids.parse(reply[-1][0].decode())[0] if len(reply) == _PROBE_ENTRIES else last_ms
         probes.append(Probe(ms, len(reply), end_ms - ms + 1))
-    return cut_points(whole.after, whole.upto, probes, pieces)
+    return cut_points(begin, whole.upto, probes, pieces)
 
 
 def range_between(stream: str, start: Position, end: Position, state: StreamState) -> IdRange:

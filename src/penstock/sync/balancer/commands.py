@@ -216,7 +216,7 @@ class BalancerCommands:
     def _check_lock(self, info: LBSInfo) -> None:
         # Whoever may write to the load balancer stream can name any data stream; that must not stop this consumer.
         try:
-            self.client.call(info.lock, "GET", info.lock)
+            self._extend(info, may_take=False)  # takes nothing, and needs the same rights
         except (PermissionDenied, WrongType) as error:
             raise OutOfReach(
                 f"entry {info.id_in_lbs} of {self.keys.stream} names the data stream {info.data_stream_name!r}, whose "

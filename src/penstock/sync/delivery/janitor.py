@@ -17,6 +17,7 @@ from penstock.events import Emit, EventName
 from penstock.keys import StreamKeys
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import newest_id
 
 if TYPE_CHECKING:
     from penstock.sync.delivery.group import ConsumerGroup
@@ -149,10 +150,7 @@ def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
 
 def trim_all(client: StreamClient, stream: str) -> int:
     """Delete everything that is in a stream now, whether a group needs it or not; return how much that was."""
-    newest = client.call(stream, "XREVRANGE", stream, "+", "-", "COUNT", 1)
-    if not newest:
-        return 0
-    last, trimmed, step = newest[0][0], 0, 1
+    last, trimmed, step = newest_id(client, stream), 0, 1
     while step:
         step = int(client.run("streams/trim", [stream], [_ALL, last], Repeat.IDEMPOTENT))
         trimmed += step

@@ -32,6 +32,7 @@ class GroupPosition:
     added: int  # entries that were ever added, or as many more than at an earlier moment
     lag: int
     is_exact: bool = True  # whether the lag is; a bound may stand still while consumers read
+    last_delivered_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,22 @@ class Rates:
 
 
 def rates(before: GroupPosition, after: GroupPosition) -> Rates | None:
-    """Return the rates between two moments; None = no time passed, a lag is a bound, or the stream was recreated."""
+    """Return the rates between two moments; None = no time passed, or the stream was recreated.
+
+    With a bound, only a group that has read nothing has known rates.
+    """
     passed_s = after.at_s - before.at_s
     added = after.added - before.added
-    if passed_s <= 0 or added < 0 or not (before.is_exact and after.is_exact):
+    if passed_s <= 0 or added < 0:
         return None
     in_per_s = added / passed_s
-    # What came and is not unread went out: the server's count of what was read is wrong after trimming.
-    out_per_s = max(0.0, (added - (after.lag - before.lag)) / passed_s)
+    if before.is_exact and after.is_exact:
+        # What came and is not unread went out: the server's count of what was read is wrong after trimming.
+        out_per_s = max(0.0, (added - (after.lag - before.lag)) / passed_s)
+    elif after.last_delivered_id and after.last_delivered_id == before.last_delivered_id:
+        out_per_s = 0.0
+    else:
+        return None
     return Rates(in_per_s, out_per_s, drain_s(after.lag, in_per_s, out_per_s))
 
 

@@ -9,7 +9,7 @@ from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.queue.model import GROUP, MessageData, QueueStats
 from penstock.redis.translate import checked
-from penstock.sync.ops.model import QueueInfo, StreamInfo, StreamKind
+from penstock.sync.ops.model import GroupKind, QueueInfo, StreamInfo, StreamKind
 from penstock.sync.ops.streams import Streams
 from penstock.sync.queue.administration import Administration, stats_of
 from penstock.sync.redis.client import StreamClient
@@ -66,8 +66,9 @@ class MessageQueues:
 
     def _info(self, name: str) -> StreamInfo:
         found = self._streams.info(name, memory=False)
-        # A queue that was never read from is a stream without groups.
-        if found.kind is not StreamKind.QUEUE and (found.kind is not StreamKind.STREAM or found.groups_count):
+        # A queue that was never read from is a stream without consumers; an archive or a Spark query may have a group.
+        has_consumers = any(group.kind is GroupKind.CONSUMERS for group in found.groups)
+        if found.kind is not StreamKind.QUEUE and (found.kind is not StreamKind.STREAM or has_consumers):
             raise ConfigurationError(
                 f"stream {name!r} is not a message queue: its kind is {found.kind.value!r}; list message queues with "
                 "`penstock queue ls`"

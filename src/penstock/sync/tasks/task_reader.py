@@ -89,7 +89,7 @@ class TaskReader:
                 return [held.task for held in found]
 
     def _make_way(self, deadline: float) -> None:
-        # A sweep must be alone: while one is needed or under way, reads that block end, and no other pop begins.
+        # A sweep must be alone: while one is needed or under way, reads that block end, and pops that may wait do so.
         while (self._in_flight.must_sweep and self._in_flight.is_claiming) or self._is_sweeping:
             left_s = deadline - time.monotonic()
             if left_s <= 0:

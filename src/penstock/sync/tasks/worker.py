@@ -287,8 +287,8 @@ class Worker:
         self._running.append(running)
         done = 0
         while (task := self._inbox.take()) is not None:
-            if self._reason:  # stop() was called, and the inbox is not closed yet: nothing new begins
-                self._hand_back([task])
+            if self._reason:  # stop() was called, and the inbox was not closed yet: nothing new begins
+                self._hand_back([task, *self._inbox.close()])
                 continue
             self.tally.running += 1
             try:

@@ -34,10 +34,12 @@ local function each_silent(idle_ms, me, room, cursor, page, take)
   for mark, seen_ms, place in string.gmatch(cursor, ' (%x+):(%d+):(%S+)') do places[mark] = {tonumber(seen_ms), place} end
   for _, consumer in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
     local info = as_table(consumer)
-    if info['pending'] > 0 and info['idle'] >= idle_ms and info['name'] ~= me then
-      local mark, seen_ms = string.sub(redis.sha1hex(info['name']), 1, 12), now_ms - info['idle']
-      local known = places[mark]
-      local place = known and seen_ms < known[1] + 1000 and known[2] or '-' -- the two clocks may differ by a few ms
+    local mark, seen_ms = string.sub(redis.sha1hex(info['name']), 1, 12), now_ms - info['idle']
+    local known = places[mark]
+    local is_unfinished = known and known[2] ~= '+' -- taking its rows may have made it look alive
+    if info['pending'] > 0 and (info['idle'] >= idle_ms or is_unfinished) and info['name'] ~= me then
+      local is_known = known and (is_unfinished or seen_ms < known[1] + 1000) -- the two clocks may differ by a few ms
+      local place = is_known and known[2] or '-'
       if place ~= '+' then place = look(info['name'], place) end
       if place ~= '-' then words[#words + 1] = string.format('%s:%.0f:%s', mark, seen_ms, place) end
     end

@@ -150,9 +150,7 @@ class DeltaWriter(_DeltaSink):
 
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as readers:
             files = list(readers.map(described, found))
-        is_new = self._committed(log, batch, lambda: log.commit(files, app=batch, keeps_log=False))
-        # If the reply to a commit is lost, the store may report our own commit as a conflict.
-        return is_new or any(file.path.startswith(f"{folder}/") for file in log.files())
+        return self._committed(log, batch, lambda: log.commit(files, app=batch, keeps_log=False))
 
     def _merge(self, log: DeltaLog, rows: DataFrame, upsert: Upsert, batch: tuple[str, int], mark: FailPoint) -> bool:
         found, newer = rows.toArrow().cast(nullable_arrow(rows.schema)), upsert.is_newer('t."{}"', 's."{}"')
