@@ -8,9 +8,10 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, ServerError
-from penstock.sync.tasks import Limits, Rate, RedisTaskQueue
-from penstock.task import Priority, Result, Task
+from penstock.sync.tasks import Handlers, Limits, Rate, RedisTaskQueue
+from penstock.task import Priority, Result, Status, Task
 from tests.helpers.threads import DEADLINE_S
+from tests.sync.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
 
@@ -82,6 +83,23 @@ def test_beyond_a_number_of_lanes_no_new_one_is_opened(queue: RedisTaskQueue, ra
     with pytest.raises(ServerError, match="1000 lanes"):
         queue.dead.redrive()
     assert raw.scard("{jobs}:lanes") == 1_002  # those of two priorities have joined
+
+
+def test_a_task_whose_follow_up_cannot_be_added_has_failed(redis_url: str, raw: redis.Redis) -> None:
+    handlers, runs = Handlers(), list[int]()
+
+    @handlers.task("render")
+    def render(task: Task) -> None:
+        runs.append(task.attempts)
+
+    raw.sadd("{jobs}:lanes", *(f"normal:kind=junk-{n}" for n in range(1_000)))
+    follow_up = Task(kind="mail", requires=frozenset({"tpu"}))
+    with RedisTaskQueue(redis_url, "jobs", max_retry=0) as queue:
+        queue.enqueue(Task(kind="render", id="parent", then=(follow_up,)))
+        with running(quick(queue, handlers)):
+            result = queue.wait_for_result("parent", DEADLINE_S)
+    assert result is not None
+    assert (result.status, runs) == (Status.ERROR, [1])
 
 
 def test_the_kind_of_an_entry_is_counted_if_it_can_be_one(queue: RedisTaskQueue, raw: redis.Redis) -> None:

@@ -140,13 +140,13 @@ class ResultCommitter:
             pause(max(0.0, self._again_s - time.monotonic()))
 
     def put_aside(self, task: Task, error: Exception) -> None:
-        """Give back a task that cannot be settled, for an error of its own: it comes again after a growing delay."""
+        """Give back a task that cannot be settled, for an error of its own: that is a failed attempt."""
         logger.error(
             "task %s (%s) of %r cannot be settled; retrying later: %s", task.id, task.kind, self._queue,
             text_of(error, repr),
             exc_info=error,
         )  # fmt: skip
-        self._put_off(task, f"settling failed: {text_of(error)}")
+        self._put_off(task, f"settling failed: {text_of(error)}", counts=True)
 
     def run_once(self) -> None:
         """Wait for results, for a moment longer if they are few, and send them on."""
@@ -301,11 +301,11 @@ class ResultCommitter:
         )  # fmt: skip
         return kept
 
-    def _put_off(self, task: Task, why: str) -> None:
+    def _put_off(self, task: Task, why: str, *, counts: bool = False) -> None:
         delay_ms, _ = self._put_offs.next_ms(task.id)
         try:
             if self.holds(task):
-                self._queue.nack(task.id, delay_ms / 1000, error=why, counts=False)
+                self._queue.nack(task.id, delay_ms / 1000, error=why, counts=counts)
         except PenstockError as failure:
             logger.warning(
                 "task %s could not be returned; another worker gets it when its lease expires: %s", task.id, failure
