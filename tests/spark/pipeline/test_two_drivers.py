@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from psycopg import conninfo
 
-from penstock.spark.lake.delta import CommitConflict, DeltaLog
 from penstock.spark.pipeline import Delta, Parquet, Pipeline, Postgres
 from penstock.spark.pipeline.files import BatchKey, Files
 from penstock.spark.pipeline.running import Report, Run
@@ -84,13 +84,13 @@ def test_a_commit_whose_answer_was_lost_keeps_its_files(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that repeats a put finds its own commit in the way, and calls it a conflict."""
-    commit = DeltaLog.commit
+    write = DeltaTable.create_write_transaction
 
-    def commit_and_conflict(self: DeltaLog, *given: Any, **more: Any) -> int:
-        commit(self, *given, **more)
-        raise CommitConflict("the version is there already")
+    def write_and_conflict(*given: Any, **more: Any) -> None:
+        write(*given, **more)
+        raise CommitFailedError("the version exists already")
 
-    monkeypatch.setattr(DeltaLog, "commit", commit_and_conflict)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", write_and_conflict)
     sink = Delta(str(tmp_path / "delta"))
     assert DeltaWriter(sink, Files(spark)).write(spark.range(10), KEY, lambda _: None) is True
     assert sorted(DeltaTable(sink.path).to_pyarrow_table()["id"].to_pylist()) == list(range(10))
