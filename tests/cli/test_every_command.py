@@ -32,6 +32,7 @@ from penstock.sync import (
 from penstock.sync.tasks import RedisTaskQueue, Result, Task
 from tests.helpers.commands import TREE as ROOT
 from tests.helpers.commands import call, run
+from tests.helpers.processes import running
 from tools.cli_reference import leaves
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -293,7 +294,7 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(names: dict[str, str]
     raw_url = os.environ["PENSTOCK_URL"]
     with StreamClient.from_url(raw_url) as client:
         StreamProducer(client, "orders").push_many([{"n": n} for n in range(50)])
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    with running([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         with StreamClient.from_url(raw_url) as client:
             producer = StreamProducer(client, "orders")
             while process.poll() is None:  # each line that it writes may be the one that finds the pipe closed

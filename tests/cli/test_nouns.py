@@ -34,6 +34,7 @@ from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
 from tests.faults.waiting import eventually
 from tests.helpers.commands import run
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.usefixtures("default_server")
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +92,7 @@ def test_a_message_with_a_key_that_was_seen_is_not_published(
 
 def test_lines_are_published_as_they_come_through_a_pipe(redis_url: str, raw: redis.Redis) -> None:
     words = ["stream", "publish", "orders", "-", "--url", redis_url]
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-m", "penstock", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
         assert process.stdin is not None
@@ -383,9 +384,7 @@ def test_top_on_a_terminal_draws_a_screen_until_ctrl_c(redis_url: str, client: S
     # The terminal is that of the new session: Ctrl-C on it is a signal.
     script = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\nfrom penstock.cli import main; main()"
     words = [sys.executable, "-c", script, "top", "--every", "50ms", "--url", redis_url]
-    with subprocess.Popen(
-        words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    ) as top:
+    with running(words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as top:
         os.close(theirs)
         shown = b""
         while shown.count(b"orders") < 2:  # drawn, and drawn again
@@ -477,7 +476,7 @@ def test_consume_runs_a_function_on_a_stream_in_supervised_processes(
     command = [sys.executable, "-m", "penstock", *words]
     subprocess.run([*command, "--burst"], cwd=tmp_path, check=True, timeout=60)
     assert sorted(int(line.split()[1]) for line in (tmp_path / "shipped").read_text().splitlines()) == list(range(20))
-    with subprocess.Popen([*command, "-p", "2"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as supervisor:
+    with running([*command, "-p", "2"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
         assert all("consumer " in supervisor.stdout.readline() for _ in range(2))
         raw.xadd("orders", {"data": json.dumps({"n": 99})})
@@ -502,7 +501,7 @@ def test_consumers_serve_metrics_like_workers(redis_url: str, raw: redis.Redis) 
     raw.xadd("orders", {"data": '{"n": 1}'})
     words = ["consume", "tests.cli.jobs:ship", "--stream", "orders", "--group", "shop", "--url", redis_url]
     command = [sys.executable, "-m", "penstock", *words, "--metrics-port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with running(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = process.stdout.readline().rpartition(" ")[2].strip()
         wanted = 'penstock_consumer_messages_total{event="acked",group="shop",stream="orders"} 1.0'
@@ -534,7 +533,7 @@ def test_ctrl_c_ends_with_130(redis_url: str, raw: redis.Redis) -> None:
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom penstock.cli import main; main()"
     )
     words = [sys.executable, "-c", script, "stream", "tail", "orders", "--url", redis_url]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with running(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().endswith("{}\n")
         os.kill(process.pid, signal.SIGINT)

@@ -15,6 +15,7 @@ import typer.main
 
 from penstock.cli.app import app
 from penstock.dashboard.presentation import environment
+from tests.helpers.processes import running
 from tools.cli_reference import leaves
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -24,15 +25,15 @@ pytestmark = pytest.mark.usefixtures("default_server")
 def started(url: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Starts the command and yields it with the address that it prints."""
     command = [sys.executable, "-m", "penstock", "dashboard", "--url", url, "--port", "0", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with running(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
         found = re.search(r"http://\S+", line)
-        assert found, line + process.stderr.read()
-        try:
-            yield process, found[0]
-        finally:
+        if found is None:
             process.kill()
+            raise AssertionError(line + process.stderr.read())
+        yield process, found[0]
+        process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
