@@ -147,8 +147,7 @@ def test_tasks_have_spans_by_kind_and_a_snooze_is_no_failure(client: StreamClien
 
     with RedisTaskQueue(client, "jobs", on_event=telemetry.on_event) as queue:
         queue.enqueue_many([Task(kind="render", id="now"), Task(kind="render", id="later", payload={"later": True})])
-        worker = Worker(queue, handlers, concurrency=1, handle_signals=False, idle_exit_ms=200,
-                        on_event=telemetry.on_event)  # fmt: skip
+        worker = Worker(queue, handlers, concurrency=1, handle_signals=False, burst=True, on_event=telemetry.on_event)
         worker.run()
     spans = {
         span.attributes["messaging.message.id"]: span for span in collected.spans("process render") if span.attributes
