@@ -13,6 +13,7 @@ import redis
 from playwright.sync_api import Browser, Page, expect
 
 from penstock.sync import StreamClient, StreamProducer
+from tests.browser.conftest import PATIENCE_MS
 from tests.dashboard.test_pages import addresses
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -222,6 +223,7 @@ def test_pictures_of_the_main_pages(browser: Browser, address: str, world: Strea
     producer = StreamProducer(world, "invoices")
     for name, (path, theme) in pictures.items():
         page = browser.new_page(base_url=address, viewport={"width": 1280, "height": 800}, color_scheme=theme)  # type: ignore[arg-type]
+        page.set_default_timeout(PATIENCE_MS)
         page.goto(path)
         if path == "/":
             for _ in range(12):  # something to draw
