@@ -26,6 +26,7 @@ from tests.spark.pipeline.test_cli import TEXT
 from tests.spark.reprocess.handlers import GATE
 
 Send = Callable[[int], None]
+MANY = 1_000  # at 20 a second, a replay is in the middle for most of a minute
 
 
 def ctrl_c(pid: int) -> None:
@@ -143,22 +144,22 @@ def test_a_replay_ends_after_what_it_is_writing_and_goes_on_when_it_is_started_a
     stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
     stream = Stream()
-    stream.add(60)
-    archive(opened(tmp_path / "cold"), stream, 0, 60)
+    stream.add(MANY)
+    archive(opened(tmp_path / "cold"), stream, 0, MANY)
     words = ["--archive", tmp_path / "cold", "--stream", "orders", "--into", "again", "--url", stream_server.url]
     with started(tmp_path, "replay", *words, "--rate", "20") as process:
         eventually(lambda: stream_redis.xlen("again") >= 5)
         ctrl_c(process.pid)
         lines = process.end()
     done = stream_redis.xlen("again")
-    assert 5 <= done < 60
+    assert 5 <= done < MANY
     assert lines[-2:] == [
         "replay: stopped; run the same command again to continue",
         f"wrote {done} messages; 0 were already there",
     ]
     with started(tmp_path, "replay", *words) as process:
-        assert process.end()[-1] == f"wrote {60 - done} messages; {done} were already there"
-    assert stream_redis.xlen("again") == 60
+        assert process.end()[-1] == f"wrote {MANY - done} messages; {done} were already there"
+    assert stream_redis.xlen("again") == MANY
 
 
 @pytest.mark.slow
