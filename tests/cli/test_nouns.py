@@ -422,7 +422,7 @@ def test_the_lags_of_all_groups_have_rates_for_an_autoscaler(
 def test_the_groups_of_a_stream_are_sampled_together(
     as_rows: Rows, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slept, sleep = list[float](), time.sleep
+    slept, sleep = list[float](), time.sleep  # it does sleep: a rate is one over some time
     monkeypatch.setattr("penstock.cli.group.time.sleep", lambda s: (slept.append(s), sleep(s)))
     raw.xadd("orders[1]", {"data": "{}"})
     for group in ("billing", "mailing", "shipping"):

@@ -173,8 +173,9 @@ WAYS = {
 
 
 def write_handler(folder: Path, answer: int) -> None:
+    # Longer with each answer: Python takes a file of the same second and size for the one that it has compiled.
     (folder / "watched_jobs.py").write_text(
-        "from penstock.tasks import Handlers\n"
+        "\n" * answer + "from penstock.tasks import Handlers\n"
         f"handlers = Handlers()\n@handlers.task('say')\ndef say(task): return {answer}\n"
     )
 
