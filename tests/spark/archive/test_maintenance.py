@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections import Counter
@@ -117,7 +118,7 @@ def test_a_run_that_is_asked_to_stop_begins_no_further_merge(tmp_path: Path) -> 
     steps: list[str] = []
     run = ArchiveRun(tmp_path, "orders", step=steps.append, is_stopping=lambda: "committed" in steps)
     archive_table = ArchiveTable.of(tmp_path)
-    assert run._compact(archive_table, archive_table.load())  # the nine days that are over
+    run.small_files(archive_table, archive_table.load()).run_if_it_pays()  # the nine days that are over
     assert steps == ["written", "placed", "committed"]
     assert len(files_of(tmp_path)) == 37
     assert archived(tmp_path) == stream.entries
@@ -355,15 +356,28 @@ def test_a_reader_of_a_file_that_was_replaced_keeps_it_when_a_killed_run_is_clea
     assert not list((tmp_path / "_staging").rglob("*.parquet"))
 
 
-def test_a_run_goes_on_when_its_small_files_cannot_be_merged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_goes_on_when_its_small_files_cannot_be_merged_and_tries_again_after_a_pause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stream = Stream()
     stream.add(64)
     fill(tmp_path, stream, 0, 64)
-    (tmp_path / files_of(tmp_path)[7].path).write_bytes(b"damaged")
+    file, now_s = tmp_path / files_of(tmp_path)[7].path, 1_000.0
+    content = file.read_bytes()
+    file.write_bytes(b"damaged")
     archive_table = ArchiveTable.of(tmp_path)
-    assert not ArchiveRun(tmp_path, "orders")._compact(archive_table, archive_table.load())
-    assert "the next run tries again" in caplog.text
+    small = ArchiveRun(tmp_path, "orders").small_files(archive_table, archive_table.load())
+    small.now_s = lambda: now_s
+    for after_s in (0, 59, 1, 119, 1):
+        now_s += after_s
+        small.run_if_it_pays()
+    assert re.findall(r"trying again in (\d+) s", caplog.text) == ["60", "120", "240"]
     assert len(files_of(tmp_path)) == 64
+    file.write_bytes(content)
+    now_s += 240
+    small.run_if_it_pays()
+    assert len(files_of(tmp_path)) == 1
+    assert archived(tmp_path) == stream.entries
 
 
 def test_a_verification_beside_a_run_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

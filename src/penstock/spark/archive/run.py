@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import shutil
 import tempfile
 import threading
@@ -15,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
 from penstock.spark.archive.compact import GRACE_S, SmallFiles, check_grace
 from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.archive.state import ArchiveConflict, ArchiveDamaged, State
+from penstock.spark.archive.state import ArchiveDamaged, State
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import FailPoint, Location, make_directory, no_fail_point
 from penstock.spark.runtime.code_shipping import Shipped
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-logger = logging.getLogger("penstock.spark")
 GROUP = "penstock-archive"
 MAX_BATCH_ROWS = 1_000_000
 _CHECKPOINT = "_checkpoint"
@@ -110,10 +108,9 @@ class ArchiveRun:
         location = f"file:{checkpoint}"
         writer = rows.writeStream.queryName(f"archive {table.location}").option("checkpointLocation", location)
         source = SourceOptions.parse(options)
-        compacts = self.compacts
+        small = self.small_files(table, archiver.state) if self.compacts else None
 
         def archive(frame: DataFrame, batch: int) -> None:
-            nonlocal compacts
             if self.is_stopping():
                 raise StopAsked(f"batch {batch} was not started: the archive was asked to stop")
             context, started_s = frame.sparkSession.sparkContext, time.monotonic()
@@ -121,7 +118,8 @@ class ArchiveRun:
             rows = archiver.archive(offsets, lambda task: copy(context, source, task))
             if rows is not None:
                 self.tell(CommittedBatch(batch, rows, time.monotonic() - started_s))
-                compacts = compacts and self._compact(table, archiver.state)
+                if small is not None:
+                    small.run_if_it_pays()
 
         writer = writer.foreachBatch(archive)
         if once:
@@ -157,9 +155,9 @@ class ArchiveRun:
             raise ConfigurationError(f"--every {self.trigger!r} must be a duration such as 30s or 10 seconds")
         return found
 
-    def _compact(self, table: ArchiveTable, state: State) -> bool:
-        """Merge small files, if there are many; another process may do so too. Return whether to do so again later."""
-        small = SmallFiles(
+    def small_files(self, table: ArchiveTable, state: State) -> SmallFiles:
+        """Return what merges small files between two batches; another process may do so too."""
+        return SmallFiles(
             table,
             max_file_rows=self.max_file_rows,
             grace_s=self.grace_s,
@@ -168,14 +166,6 @@ class ArchiveRun:
             is_stopping=self.is_stopping,
             most_s=self._trigger_s(),
         )
-        try:
-            small.run_if_it_pays()
-        except ArchiveConflict:
-            return True
-        except (PenstockError, OSError) as error:
-            logger.warning("cannot merge the small files of %s; the next run tries again: %s", table.location, error)
-            return False
-        return True
 
     def _options(self, location: Location, state: State) -> dict[str, str]:
         given = {
