@@ -62,6 +62,38 @@ def test_the_log_is_shortened_and_still_says_what_is_archived(tmp_path: Path, mo
     assert len(list((tmp_path / "_ranges").iterdir())) == 2
 
 
+@pytest.mark.parametrize("is_kept", [True, False], ids=["that are kept", "that are deleted"])
+def test_who_looks_for_ranges_while_they_are_written_down_and_the_log_is_shortened_finds_them(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_MAINTAIN_EVERY", 10)
+    stream = Stream()
+    stream.add(15)
+    fill(tmp_path, stream, 0, 15)
+    reader, run = ArchiveTable.of(tmp_path), ArchiveTable.of(tmp_path)
+    look, looks = reader._noted_versions, []
+
+    def look_before() -> list[int]:
+        found = look()
+        looks.append(found)
+        if len(looks) == 1:
+            [file] = (tmp_path / "_ranges").iterdir()
+            content = file.read_bytes()
+            monkeypatch.setattr(table, "_MAINTAIN_EVERY", 0)
+            for _ in range(2):  # as two processes may do
+                run.maintain(run.load())
+                age(tmp_path)
+            run.maintain(run.load())
+            assert commits_in(tmp_path) < 3
+            if is_kept:
+                file.write_bytes(content)
+        return found
+
+    monkeypatch.setattr(reader, "_noted_versions", look_before)
+    [found] = reader.load().ranges["orders"]
+    assert (found.rows, len(looks)) == (15, 2)
+
+
 def test_killed_while_the_log_is_shortened_nothing_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +297,26 @@ def test_a_commit_and_a_checkpoint_survive_a_crash_of_the_machine(
     synced.clear()
     opened(tmp_path)  # the run before may have been killed before it synced
     assert {f"{3:020d}.json", *(Path(e.path).name for e in files_of(tmp_path)[-1:])} <= {*synced}
+
+
+def test_a_commit_of_another_process_that_was_killed_before_it_synced_is_synced_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream()
+    stream.add(3)
+    archiver = opened(tmp_path)
+    for n in range(2):
+        archive(archiver, stream, n, n + 1)
+    with monkeypatch.context() as killed:
+        killed.setattr(files.LocalStore, "sync", lambda *_: None)
+        assert compact(tmp_path).made == 1
+    synced: list[str] = []
+    sync = files.sync
+    monkeypatch.setattr(files, "sync", lambda place: synced.append(place.name) or sync(place))  # type: ignore[func-returns-value]
+    archive(archiver, stream, 2, 3)
+    merged = Path(files_of(tmp_path)[0].path).name
+    assert {merged, f"{3:020d}.json", f"{4:020d}.json"} <= {*synced}
+    assert f"{2:020d}.json" not in synced  # of its own, which it has synced
 
 
 def test_who_opens_the_table_by_the_checkpoint_before_still_finds_it(
