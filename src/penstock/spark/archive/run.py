@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
 from penstock.spark.archive.compact import GRACE_S, SmallFiles, check_grace
-from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
+from penstock.spark.archive.file_writer import ArchiveTask, Copied
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.state import ArchiveDamaged, State
 from penstock.spark.archive.table import ArchiveTable
@@ -194,8 +194,8 @@ def starting_after(ends: Mapping[str, Position]) -> str:
     )
 
 
-def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> list[StagedFile]:
-    """Run the task on the executors; return the files.
+def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> list[Copied]:
+    """Run the task on the executors; return the files, and what was gone.
 
     The tasks read Redis themselves. Spark plans the batch and keeps its offsets, but the entries do not pass through
     Java, where half of the time would go. Nor need a batch that is run again have the same tasks: so a long one is cut
@@ -214,8 +214,8 @@ class Copying(Shipped):
     task: ArchiveTask
     options: SourceOptions
 
-    def __call__(self, share: Sequence[IdRange]) -> list[StagedFile]:
-        """Return the files that hold the share."""
+    def __call__(self, share: Sequence[IdRange]) -> list[Copied]:
+        """Return the files that hold the share, and what of it was gone."""
         return self.task.copy(self.options, share)
 
 
