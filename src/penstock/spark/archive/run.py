@@ -117,8 +117,10 @@ class ArchiveRun:
             offsets = offsets_of(checkpoint, batch)
             rows = archiver.archive(offsets, lambda task: copy(context, source, task))
             if rows is not None:
-                self.tell(CommittedBatch(batch, rows, time.monotonic() - started_s))
+                wall_s = time.monotonic() - started_s
+                self.tell(CommittedBatch(batch, rows, wall_s))
                 if small is not None:
+                    small.most_s = max(0.0, self._trigger_s() - wall_s)  # what is left until the next batch
                     small.run_if_it_pays()
 
         writer = writer.foreachBatch(archive)
