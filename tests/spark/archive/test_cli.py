@@ -8,17 +8,20 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
+from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner, Result
 
 from penstock.cli import archive as cli_of_archive
 from penstock.cli.app import app
 from penstock.cli.stopping import stopping
-from penstock.errors import PenstockError
+from penstock.errors import ConnectionFailed, PenstockError
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.lake.files import Location
 from tests.helpers.threads import eventually
@@ -104,8 +107,61 @@ def test_java_may_end_before_us_when_all_processes_are_told_to_stop() -> None:
         assert stop.is_asked
 
 
+class _Failing:
+    """A query that ends as it is told to: with an error of Spark, or well."""
+
+    def __init__(self, failure: str | None) -> None:
+        self._failure = failure
+
+    def awaitTermination(self, _: int) -> bool:  # noqa: N802
+        if self._failure is not None:
+            raise StreamingQueryException(f"Traceback (most recent call last):\n{self._failure}")
+        return True
+
+
+_PASSES, _STAYS = "penstock.spark.lake.files.StoreFailed: 503 Slow Down", "penstock.errors.DataLost: 3 entries are lost"
+
+
+@pytest.mark.parametrize(
+    ("way", "failures", "starts", "code"),
+    [
+        ("--continuous", [_PASSES, ConnectionFailed("away"), _PASSES, None], 4, 0),
+        ("--continuous", [_PASSES, _STAYS], 2, 1),
+        ("--continuous", [_PASSES] * 20, 11, 1),
+        ("--once", [_PASSES], 1, 1),
+    ],
+)
+def test_a_continuous_run_starts_again_after_a_failure_that_passes(
+    way: str,
+    failures: list[str | PenstockError | None],
+    starts: int,
+    code: int,
+    root: Path,
+    stream_server: EmbeddedServer,
+    stream_redis: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(stream_redis, "orders", 1)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(cli_of_archive, "quiet_session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
+    left = iter(failures)
+    started: list[object] = []
+
+    def start(*_: object, once: bool) -> _Failing:
+        started.append(once)
+        failure = next(left)
+        if isinstance(failure, PenstockError):
+            raise failure
+        return _Failing(failure)
+
+    monkeypatch.setattr(ArchiveRun, "start", start)
+    result = call("archive", "run", way, "--stream", "orders", "--url", stream_server.url, "--archive", root)
+    assert (len(started), result.exit_code) == (starts, code), result.output
+
+
 _HOLD = """
 import signal, sys
+from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.lake.files import Location
 

@@ -155,7 +155,7 @@ def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path)
 def test_a_failure_that_passes_is_followed_by_a_restart(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.spark.pipeline.running._LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.01)
     add_orders(stream_redis, 5)
     failures = iter(["Connection refused", "ConnectionLost: the server restarts"])
     events: list[Event] = []
@@ -180,7 +180,7 @@ def test_a_failure_that_stays_ends_the_run(
     why: str,
     restarts: int,
 ) -> None:
-    monkeypatch.setattr("penstock.spark.pipeline.running._LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.01)
     add_orders(stream_redis, 5)
 
     def fail(_: str) -> None:
@@ -198,7 +198,7 @@ def test_a_run_of_what_is_there_restarts_if_a_python_worker_was_slow_to_start(
 ) -> None:
     from penstock.spark.pipeline import running
 
-    monkeypatch.setattr(running, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.01)
     add_orders(stream_redis, 5)
     why, validate = "Python worker failed to connect back.", running.validate
     too_slow = iter([True])
@@ -231,9 +231,10 @@ def test_a_run_of_what_is_there_restarts_if_a_python_worker_was_slow_to_start(
         ("psycopg.errors.DeadlockDetected: deadlock detected", True),
         ("psycopg.errors.SerializationFailure: could not serialize access", True),
         ("psycopg.errors.UndefinedTable: relation does not exist", False),
+        ("penstock.spark.lake.files.StoreFailed: s3://bucket/table cannot be used: 503", True),
     ],
 )
-def test_what_a_restart_of_the_database_brings_about_passes(failure: str, is_passing: bool) -> None:
+def test_what_a_restart_of_the_database_or_a_store_brings_about_passes(failure: str, is_passing: bool) -> None:
     assert is_transient_failure(failure) is is_passing
 
 

@@ -34,7 +34,7 @@ _CLOCK = re.compile(r"Current(?:Date|Time|Timestamp)|Now|LocalTimestamp|CurBatch
 _TRANSIENT = re.compile(
     r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
     r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
-    r"|SerializationFailure|StageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
+    r"|SerializationFailure|StageDiffers|StoreFailed|ExecutorLostFailure|ConnectException|SocketTimeoutException"
     r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host"
     r"|Status Code: 5\d\d|AWSServiceThrottledException"
     r"|Python worker (?:exited unexpectedly|failed to connect back))\b"
