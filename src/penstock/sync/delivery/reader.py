@@ -163,9 +163,8 @@ class MessageReader:
                 self._in_flight.is_exact = not has_stranded and pending == len(known)
                 if stranded:
                     claims, missing = self._commands.take(stranded, self.has_read)
-                    if not self.has_read:  # they belonged to a dead process with this name
-                        self._in_flight.suspects.update(claim.id for claim in claims)
-                    taken = self._in_flight.add_again(claims, missing)
+                    # If nothing was read, they belonged to a dead process with this name.
+                    taken = self._in_flight.add_again(claims, missing, are_suspects=not self.has_read)
                     if taken:
                         self._emit(EventName.SWEPT, count=taken, ids=[claim.id for claim in claims])
         self._must_sweep = False
