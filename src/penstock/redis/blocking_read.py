@@ -42,12 +42,18 @@ class BlockingRead:
         self.connection: Connection | None = None
         self.is_under_way = False
         self.sent_s = 0.0  # when the last read was sent
+        self._received = 0  # bytes, before that
         self._abandoned: Connection | None = None  # its last read may still be in transit
 
     @property
     def is_open(self) -> bool:
         """Whether there is a connection that has not broken."""
         return self.connection is not None and self.connection.is_open
+
+    @property
+    def reply_bytes(self) -> int:
+        """How many bytes have arrived since the last read was sent."""
+        return self.connection.received - self._received if self.connection is not None else 0
 
     async def open(self, asked: Host | None = None, *along: Command) -> None:
         """Connect to the server of the key, or to the one that an ASK reply named; send `along` in the same write."""
@@ -73,7 +79,7 @@ class BlockingRead:
     async def send(self, commands: Sequence[Command], timeout_s: float, on_reply: OnReply | None = None) -> list[Reply]:
         """Send commands, the last of which reads, as Connection.pipeline() does."""
         assert self.connection is not None, "open() comes first"
-        self.is_under_way, self.sent_s = True, time.monotonic()
+        self.is_under_way, self.sent_s, self._received = True, time.monotonic(), self.connection.received
         try:
             return await self.connection.pipeline(commands, timeout_s, on_reply)
         except BaseException:

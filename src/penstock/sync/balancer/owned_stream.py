@@ -23,8 +23,9 @@ from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.decoding import Decoder, Rejected
 from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import PageLimits, size_of
 
-_PAGE = 100
+_PAGE = PageLimits(100, 100, 4 << 20)
 _WAIT_S = 1.0
 _WATCH_MS = 100  # a stream that starts waiting joins the next round
 _REPLY_MARGIN_S = 5.0
@@ -121,6 +122,7 @@ class OwnedStream:
         self._logger, emit = config.logger, Emitter(config.on_event, self.name)
         self._dead_letter_writer = DeadLetterMover(client, self.name, "", self._dead_letters, config.logger, emit)
         self._wake = Flag()
+        self._page = _PAGE.first
         self._buffer: deque[StreamMessage | Rejected] = deque()
         self._read_up_to = self._position = self._passed = self._last = ""
         self.is_lost = self.is_draining = self.is_finished = False
@@ -182,11 +184,12 @@ class OwnedStream:
         return self.is_lost or self.is_draining
 
     def _fill(self) -> bool:
-        command = ("XREAD", "COUNT", _PAGE, "STREAMS", self.name, self._read_up_to)
+        command = ("XREAD", "COUNT", self._page, "STREAMS", self.name, self._read_up_to)
         reply = self._client.call(self.name, *command)
         if not reply:
             return False
         rows = reply[0][1]
+        self._page = _PAGE.after(len(rows), size_of(rows))
         if self._decoder is None:
             for entry_id, fields in rows:
                 self._buffer.append(

@@ -18,10 +18,15 @@ from penstock.sync.delivery.acks import AckSender
 from penstock.sync.delivery.group_commands import MAX_IDS, parse_rows
 from penstock.sync.delivery.in_flight import InFlight
 from penstock.sync.redis.blocking_read import BlockingRead, is_late, longest_wait_s
+from penstock.sync.redis.reading import PageLimits
 
 REPLY_MARGIN_S = 2.0
 _FAST_S, _SLOW_S = 0.1, 0.5
 _IDLE_POLL_S = 0.05
+
+
+_PAGE = PageLimits(50, MAX_IDS, 4 << 20)  # at most as many as a read can acknowledge
+_MOST_BYTES = 16 << 20  # of the messages that wait in this process
 
 
 class PrefetchWindow:
@@ -58,6 +63,7 @@ class MessageReader:
         self._prefetch = PrefetchWindow(context.config.batch_size, context.config.max_prefetch)
         self._heartbeat_s = usual_heartbeat_ms(context.config.lease_ms) / 1000
         self._block_ms = min(context.config.block_ms, max(1, int(longest_wait_s(self._heartbeat_s) * 1000)))
+        self._page, self._most_waiting = _PAGE.first, context.config.max_prefetch
         self._sweep_interval_s = context.config.effective_recovery_ms / 1000
         self._blocking = BlockingRead(context.client, context.commands.keys.stream)
         self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
@@ -89,6 +95,7 @@ class MessageReader:
                 found = len(rows)
                 if rows:
                     self._prefetch.refilled()
+                    self._measure(found, self._blocking.reply_bytes)
                     in_flight.add_fresh(rows)
             elif acks is not None and index == step - 1:
                 is_answered = True
@@ -109,6 +116,9 @@ class MessageReader:
             self._refused(error)
         return found
 
+    def _measure(self, found: int, size: int) -> None:
+        self._page, self._most_waiting = _PAGE.after(found, size), found * _MOST_BYTES // max(1, size)
+
     def _refused(self, error: PenstockError) -> None:
         connection = self._blocking.connection
         if isinstance(error, ScriptMissing) and connection is not None:
@@ -123,13 +133,12 @@ class MessageReader:
     def read_ahead(self) -> None:
         """Wait for room, sweep if due, then read once."""
         prefetch = self._prefetch
-        self._in_flight.wait_for_room(prefetch.target // 2)
+        self._in_flight.wait_for_room(min(prefetch.target, self._most_waiting) // 2)
         if self._in_flight.is_closed:
             return
         prefetch.ran_low()
-        # At least one, even if more are waiting than expected, because the read also carries acknowledgements. At most
-        # as many as it can acknowledge, else acknowledgements would fall behind.
-        count = min(max(1, prefetch.target - self._in_flight.waiting), MAX_IDS)
+        # At least one, even if more are waiting than expected, because the read also carries acknowledgements.
+        count = max(1, min(min(prefetch.target, self._most_waiting) - self._in_flight.waiting, self._page))
         found = self.read(count)
         if not found and not self._block_ms:
             self.quiet.wait(_IDLE_POLL_S)
