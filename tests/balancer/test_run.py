@@ -9,6 +9,8 @@ import redis
 
 from penstock import JsonSerializer, OwnedStream, StreamClient
 from penstock.errors import ConfigurationError, OwnershipLost
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
 from penstock.testing import FaultProxy
 from tests.balancer.stage import GROUP, LBS, SEP, add_raw, locks, pending, quick, running
 from tests.helpers.aio import Event, eventually, pause, throughout, wait_for
@@ -198,7 +200,7 @@ async def test_a_stream_whose_handler_raises_no_exception_is_given_up(client: St
 
 
 async def test_handlers_run_side_by_side_and_one_that_fails_stops_no_other(
-    client: StreamClient, raw: redis.Redis
+    client: StreamClient, raw: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     reading = Reading()
 
@@ -208,13 +210,15 @@ async def test_handlers_run_side_by_side_and_one_that_fails_stops_no_other(
         await reading(stream)
 
     async with running((quick(client, "a"), handle)):
-        for name in ("one", "bad", "two"):
-            add_raw(raw, name)
+        _, bad, _ = [add_raw(raw, name) for name in ("one", "bad", "two")]
         await eventually(lambda: len(reading.begun) == 2)
         fill(raw, "two", "last")
         await eventually(lambda: reading.ended == ["two"])
         fill(raw, "one", "last")
         await eventually(lambda: sorted(reading.ended) == ["one", "two"])
+    record = next(record for record in caplog.records if "failed in attempt" in record.getMessage())
+    assert f"data stream 'bad', entry {bad} of {LBS}/{GROUP}, failed in attempt 1;" in record.getMessage()
+    assert record.exc_info is not None
 
 
 async def test_finish_ends_a_stream_that_is_being_handed_over(client: StreamClient, raw: redis.Redis) -> None:
@@ -235,7 +239,7 @@ async def test_finish_ends_a_stream_that_is_being_handed_over(client: StreamClie
 async def test_messages_are_decoded_by_the_serializer_and_bad_ones_set_apart(
     client: StreamClient, raw: redis.Redis
 ) -> None:
-    seen: list[Any] = []
+    seen, events = list[Any](), list[Occurrence]()
 
     async def handle(stream: OwnedStream) -> None:
         async for message in stream:
@@ -245,12 +249,14 @@ async def test_messages_are_decoded_by_the_serializer_and_bad_ones_set_apart(
     raw.xadd("session-1", {"data": '{"n": 1}'})
     raw.xadd("session-1", {"data": "no json"})
     raw.xadd("session-1", {"data": '{"n": 2}'})
-    async with running((quick(client, "a"), handle), serializer=JsonSerializer()):
+    async with running((quick(client, "a", on_event=events.append), handle), serializer=JsonSerializer()):
         add_raw(raw, "session-1")
         await eventually(lambda: len(seen) == 2)
     assert seen == [{"n": 1}, {"n": 2}]
     ((_, record),) = raw.xrange("session-1_dlq")
     assert record[b"dlq_reason"] == b"decode_error"
+    (event,) = [event for event in events if event.name is EventName.DEAD_LETTERED]
+    assert (event.stream, event.fields["id"]) == ("session-1", record[b"dlq_id"].decode())
 
 
 async def test_an_entry_that_cannot_be_decoded_is_set_apart_when_the_owner_comes_to_it_and_not_by_each_owner(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import redis
 
 from penstock import StreamClient, StreamConsumer, StreamMessage
+from penstock.delivery.group_commands import GroupCommands
 from tests.helpers.aio import Event, eventually, wait_for
 from tests.helpers.commandstats import calls
 from tests.streams.stage import STREAM, Recorder, all_ids, pending_ids, publish, quick, recoveries, running
@@ -126,3 +128,43 @@ async def test_one_batch_handler_at_a_time_keeps_the_order_of_the_stream(client:
     async with running(consumer):
         await eventually(lambda: consumer.metrics().total_acked == 1_000)
     assert handler.seen == list(range(1_000))
+
+
+async def test_of_large_messages_few_are_read_at_once_and_few_wait(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, read_command, reads = 300_000, GroupCommands.read_command, list[tuple[int, int]]()
+
+    def watch(commands: GroupCommands, count: int, block_ms: int | None) -> Any:
+        reads.append((count, consumer._in_flight.waiting))
+        return read_command(commands, count, block_ms)
+
+    pipeline = raw.pipeline(transaction=False)
+    for _ in range(80):
+        pipeline.xadd(STREAM, {"data": b'"%s"' % (b"x" * size)})
+    pipeline.execute()
+    monkeypatch.setattr(GroupCommands, "read_command", watch)
+    consumer = StreamConsumer(client, STREAM, quick(), Recorder())
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 80)
+    assert max(count for count, _ in reads[1:]) <= (4 << 20) // size
+    assert max(count + waiting for count, waiting in reads) <= (16 << 20) // size
+
+
+async def test_of_small_messages_more_and_more_are_read_at_once(
+    client: StreamClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_command, counts = GroupCommands.read_command, list[int]()
+
+    def watch(commands: GroupCommands, count: int, block_ms: int | None) -> Any:
+        counts.append(count)
+        return read_command(commands, count, block_ms)
+
+    monkeypatch.setattr(GroupCommands, "read_command", watch)
+    await publish(client, range(3_000))
+    consumer = StreamConsumer(client, STREAM, quick(batch_size=500), Recorder())
+    async with running(consumer):
+        await eventually(lambda: consumer.metrics().total_acked == 3_000)
+    assert counts[0] == 50
+    assert all(count <= 2 * max(before) for count, before in ((counts[i], counts[:i]) for i in range(1, len(counts))))
+    assert max(counts) >= 200

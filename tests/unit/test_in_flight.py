@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -185,6 +186,41 @@ async def test_what_waits_is_handed_back_without_a_look_at_all_for_each() -> Non
     await drain._park(drain._waiting())
     assert parked == [10_000]
     assert dropped.passes == 1
+
+
+async def test_what_is_handed_back_is_held_by_every_look_until_the_server_has_answered() -> None:
+    held, seen = registry(), list[list[str]]()
+    look = threading.Thread(target=lambda: seen.append(held.unsettled_ids()))
+
+    async def park(parkings: Sequence[Parking]) -> list[bool]:
+        look.join()
+        return [True] * len(parkings)
+
+    def drop(unwanted: Iterable[str]) -> list[str]:
+        dropped = drop_now(unwanted)
+        look.start()
+        look.join(0.05)  # as long as the list is locked, it waits
+        return dropped
+
+    cast("Any", held.context).commands = SimpleNamespace(is_fenced=False, park=park)
+    cast("Any", held.context).emit = lambda *_, **__: None
+    held.add_fresh(rows(1, 2))
+    drop_now, cast("Any", held).drop = held.drop, drop
+    nothing = cast("Any", None)
+    drain = Drain(held, nothing, nothing)
+    await drain._park(drain._waiting())
+    assert seen == [["1-0", "2-0"]]
+    assert held.unsettled_ids() == []
+
+
+def test_only_messages_that_wait_for_a_handler_are_suspects() -> None:
+    held = registry()
+    held.add_fresh(rows(1))
+    undecodable = Redelivery("3-0", 1, 1, [b"data", b"no JSON"])
+    held.add_again([*again(1, 2), undecodable], are_suspects=True)
+    assert held._suspects == {"2-0"}
+    assert taken(held, 10).is_suspect
+    assert held._suspects == set()
 
 
 def test_what_is_held_is_not_taken_in_twice() -> None:

@@ -303,12 +303,14 @@ class BalancerCommands:
         """Move an entry, of the data stream `name` if it is given, to the dead letters; False = it is not ours."""
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
 
-        async def settle(record: Record, _: Sequence[bytes]) -> bool:
+        async def move(record: Record, _: Sequence[bytes]) -> bool:
+            unconfirmed = set[str]()
             args = [self.keys.group, self.me, entry.id, self.config.lease_ms, name, *record]
-            return bool(await self.client.run("balancer/dead_letter", keys, args, Repeat.IDEMPOTENT) == 1)
+            answer = int(await settle(self.client, "balancer/dead_letter", keys, args, (entry.id,), unconfirmed))
+            return answer > 0 or (answer == 0 and bool(unconfirmed))
 
         try:
-            return await self._dead_letter_writer.write(entry, self.me, settle) is not None
+            return await self._dead_letter_writer.write(entry, self.me, move) is not None
         except Exception as error:
             # It stays pending: sweeps retry it, and other entries do not wait for it.
             self._dead_letter_writer.refused(error, entry.id)

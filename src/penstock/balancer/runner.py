@@ -114,7 +114,7 @@ class Runner:
         return is_ahead(peers, self._commands.me, len(self._streams))
 
     def _begin(self, ownership: Ownership) -> None:
-        stream = OwnedStream(self._balancer.client, self._commands.keys, ownership, self._watcher, self._serializer)
+        stream = OwnedStream(self._commands, ownership, self._watcher, self._serializer)
         self._streams[ownership.payload.id_in_lbs] = stream
         if self._stopping.is_set():
             stream.drain()
@@ -149,11 +149,19 @@ class Runner:
                 self._exit = error
                 self._stopping.set_from_outside()
             is_failed = True
-            self._logger.exception("handler for data stream %r failed; handing the stream over", stream.name)
+            self._log_failure(stream, error)
         finally:
             self._streams.pop(stream.ownership.payload.id_in_lbs, None)
             self._watcher.leave(stream.name)
         await self._settle(stream, is_failed=is_failed)
+
+    def _log_failure(self, stream: OwnedStream, error: BaseException) -> None:
+        keys, entry_id, attempt = self._commands.keys, stream.ownership.payload.id_in_lbs, stream.ownership.deliveries
+        self._logger.error(
+            "handler for data stream %r, entry %s of %s/%s, failed in attempt %d; handing the stream over",
+            stream.name, entry_id, keys.stream, keys.group, attempt, exc_info=error,
+            extra={"stream": keys.stream, "group": keys.group, "id": entry_id, "attempt": attempt},
+        )  # fmt: skip
 
     async def _settle(self, stream: OwnedStream, *, is_failed: bool) -> None:
         # Retry until it succeeds: a stream whose handler has ended must not stay ours.

@@ -99,17 +99,20 @@ class Drain:
         return [Parking(i, 0, max(0, counted[0] - 1), max(0, counted[1] - 1)) for i, counted in counts.items()]
 
     async def _park(self, parkings: list[Parking]) -> None:
-        told = self._in_flight.drop([parking.id for parking in parkings])  # a handler that finishes now is too late
+        in_flight, is_fenced = self._in_flight, self._commands.is_fenced
+        with in_flight.lock:  # else a renewal might miss them
+            told = in_flight.drop([parking.id for parking in parkings])  # a handler that finishes now is too late
+            if told and not is_fenced:
+                in_flight.unanswered.append(told)  # in flight until the server has answered
+        if not told or is_fenced:
+            return
         ours = set(told)
-        parkings = [parking for parking in parkings if parking.id in ours]
-        if parkings and not self._commands.is_fenced:
-            self._in_flight.unanswered.append(told)  # in flight until the server has answered
-            try:
-                answers = await self._commands.park(parkings)
-            finally:
-                self._in_flight.answered(told)
-            self._context.tally.count(handed_back=sum(answers))
-            self._context.emit(EventName.HANDED_BACK, count=sum(answers))
+        try:
+            answers = await self._commands.park([parking for parking in parkings if parking.id in ours])
+        finally:
+            in_flight.answered(told)
+        self._context.tally.count(handed_back=sum(answers))
+        self._context.emit(EventName.HANDED_BACK, count=sum(answers))
 
     async def _park_stranded(self) -> None:
         # Messages that were delivered to a read whose reply was lost. If fenced, they belong to the newer process.

@@ -50,7 +50,7 @@ class InFlight:
         self.first_finished_s = 0.0
         self.has_attempts = False  # some of the finished ones have a record of attempts to delete
         self.unanswered: list[list[str]] = []  # acknowledged or handed back, and the server has not answered
-        self.suspects: set[str] = set()  # those whose last holder died
+        self._suspects: set[str] = set()  # those whose last holder died
         self.is_exact = False  # the server's list of our pending messages was compared with ours, and is the same
         self.is_read_under_way = False
         self.is_closed = False  # no message is handed out
@@ -90,10 +90,13 @@ class InFlight:
         self.context.tally.count_read(len(rows))
         return len(rows)
 
-    def add_again(self, claims: Sequence[Redelivery], missing: Sequence[str] = ()) -> int:
+    def add_again(
+        self, claims: Sequence[Redelivery], missing: Sequence[str] = (), *, are_suspects: bool = False
+    ) -> int:
         """Add messages that were delivered before; return how many were not held already.
 
         `missing` ones were delivered, but their entries were trimmed or deleted: the server has settled them.
+        `are_suspects` means that their last holder died.
         """
         decoded = self.context.decoder.again(claims)
         with self.lock:
@@ -102,6 +105,8 @@ class InFlight:
             by_id = {message.id: message for message in decoded.messages if message.id not in known}
             rejected = [entry for entry in decoded.rejected if entry.id not in known]
             self._single.update(by_id)
+            if are_suspects:
+                self._suspects.update(by_id)
             self._newest = max([self._newest, *map(ids.parse, by_id)])
             self._again.extend(by_id.values())
             self._reject(rejected)
@@ -187,8 +192,8 @@ class InFlight:
         return Delivery(self, taken, is_again=True, is_suspect=is_suspect) if taken else None
 
     def _is_suspected(self, message: StreamMessage) -> bool:
-        is_suspect = message.id in self.suspects
-        self.suspects.discard(message.id)
+        is_suspect = message.id in self._suspects
+        self._suspects.discard(message.id)
         return is_suspect
 
     # --- from the workers ---------------------------------------------------------------------------
@@ -346,5 +351,5 @@ class InFlight:
             # One by one, because a worker thread may still take one.
             while True:
                 again.append(self._again.popleft())
-        self.suspects.clear()
+        self._suspects.clear()
         return fresh, again

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 
+from penstock.config import usual_heartbeat_ms
 from penstock.delivery.acks import AckSender
 from penstock.delivery.group_commands import MAX_IDS, parse_rows
 from penstock.delivery.in_flight import InFlight
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.events import EventName
 from penstock.redis.aio import Reply
-from penstock.redis.blocking_read import BlockingRead
+from penstock.redis.blocking_read import BlockingRead, is_late, longest_wait_s
 from penstock.redis.packing import Command
+from penstock.redis.reading import PageLimits
 from penstock.redis.scripts import script
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
@@ -20,6 +22,10 @@ from penstock.runtime.aio import Flag, Lock, next_tick
 REPLY_MARGIN_S = 2.0
 _FAST_S, _SLOW_S = 0.1, 0.5
 _IDLE_POLL_S = 0.05
+
+
+_PAGE = PageLimits(50, MAX_IDS, 4 << 20)  # at most as many as a read can acknowledge
+_MOST_BYTES = 16 << 20  # of the messages that wait in this process
 
 
 class PrefetchWindow:
@@ -46,7 +52,7 @@ class MessageReader:
     """Reads new messages of the group for this consumer.
 
     Guarantees: a read is sent once. Messages that a broken connection or a cancelled read has left pending with this
-    consumer are recovered before the next read.
+    consumer are recovered before the next read, and so are those in a reply that is seen too late.
     """
 
     def __init__(self, in_flight: InFlight, acks: AckSender) -> None:
@@ -54,6 +60,9 @@ class MessageReader:
         self._in_flight, self._acks = in_flight, acks
         self._client, self._commands, self._emit = context.client, context.commands, context.emit
         self._prefetch = PrefetchWindow(context.config.batch_size, context.config.max_prefetch)
+        self._heartbeat_s = usual_heartbeat_ms(context.config.lease_ms) / 1000
+        self._block_ms = min(context.config.block_ms, max(1, int(longest_wait_s(self._heartbeat_s) * 1000)))
+        self._page, self._most_waiting = _PAGE.first, context.config.max_prefetch
         self._sweep_interval_s = context.config.effective_recovery_ms / 1000
         self._blocking = BlockingRead(context.client, context.commands.keys.stream)
         self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
@@ -63,13 +72,13 @@ class MessageReader:
         self.claiming = Lock()  # held during a claim, until its messages are in flight here
         self.quiet = Flag()
 
-    async def read(self, count: int, block_ms: int | None) -> int:
+    async def read(self, count: int) -> int:
         """Read new messages once, together with acknowledgements; return how many arrived."""
         await self._ready()
         in_flight, found, is_answered = self._in_flight, 0, False
         acks = self._acks.take(for_read=True, is_calm=in_flight.is_exact and not self.claiming.locked())
         commands: list[Command] = [self._commands.ack_command(*acks)] if acks else []
-        commands.append(self._commands.read_command(count, block_ms))
+        commands.append(self._commands.read_command(count, self._block_ms or None))
         step = 2 if self._asked else 1
         if self._asked:  # counts for one command only
             commands = [part for command in commands for part in (("ASKING",), command)]
@@ -80,9 +89,12 @@ class MessageReader:
                 # Here rather than after the await, so that a worker can run next.
                 in_flight.is_read_under_way = False
                 rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
+                if rows and is_late(self._blocking.sent_s, self._heartbeat_s):
+                    rows, self._must_sweep = [], True  # the sweep takes those that are still ours
                 found = len(rows)
                 if rows:
                     self._prefetch.refilled()
+                    self._measure(found, self._blocking.reply_bytes)
                     in_flight.add_fresh(rows)
             elif acks is not None and index == step - 1:
                 is_answered = True
@@ -90,7 +102,7 @@ class MessageReader:
 
         self.has_read = in_flight.is_read_under_way = True
         try:
-            replies = await self._blocking.send(commands, (block_ms or 0) / 1000 + REPLY_MARGIN_S, on_reply)
+            replies = await self._blocking.send(commands, self._block_ms / 1000 + REPLY_MARGIN_S, on_reply)
         except BaseException:
             # Cancelled, timed out or broken: messages may have been delivered in a lost reply.
             self._must_sweep = True
@@ -99,10 +111,12 @@ class MessageReader:
             raise
         finally:
             in_flight.is_read_under_way = False
-        for reply in reversed(replies[step - 1 :: step]):
-            if isinstance(reply, PenstockError):
-                await self._refused(reply)
+        for error in [reply for reply in reversed(replies[step - 1 :: step]) if isinstance(reply, PenstockError)]:
+            await self._refused(error)
         return found
+
+    def _measure(self, found: int, size: int) -> None:
+        self._page, self._most_waiting = _PAGE.after(found, size), found * _MOST_BYTES // max(1, size)
 
     async def _refused(self, error: PenstockError) -> None:
         connection = self._blocking.connection
@@ -115,18 +129,17 @@ class MessageReader:
             await self.close()
         raise error
 
-    async def read_ahead(self, block_ms: int) -> None:
+    async def read_ahead(self) -> None:
         """Wait for room, sweep if due, then read once."""
         prefetch = self._prefetch
-        await self._in_flight.wait_for_room(prefetch.target // 2)
+        await self._in_flight.wait_for_room(min(prefetch.target, self._most_waiting) // 2)
         if self._in_flight.is_closed:
             return
         prefetch.ran_low()
-        # At least one, even if more are waiting than expected, because the read also carries acknowledgements. At most
-        # as many as it can acknowledge, else acknowledgements would fall behind.
-        count = min(max(1, prefetch.target - self._in_flight.waiting), MAX_IDS)
-        found = await self.read(count, block_ms or None)
-        if not found and not block_ms:
+        # At least one, even if more are waiting than expected, because the read also carries acknowledgements.
+        count = max(1, min(min(prefetch.target, self._most_waiting) - self._in_flight.waiting, self._page))
+        found = await self.read(count)
+        if not found and not self._block_ms:
             await self.quiet.wait(_IDLE_POLL_S)
         elif found < count:
             await next_tick()  # few messages: let the worker run before the next read
@@ -158,9 +171,8 @@ class MessageReader:
                 self._in_flight.is_exact = not has_stranded and pending == len(known)
                 if stranded:
                     claims, missing = await self._commands.take(stranded, self.has_read)
-                    if not self.has_read:  # they belonged to a dead process with this name
-                        self._in_flight.suspects.update(claim.id for claim in claims)
-                    taken = self._in_flight.add_again(claims, missing)
+                    # If nothing was read, they belonged to a dead process with this name.
+                    taken = self._in_flight.add_again(claims, missing, are_suspects=not self.has_read)
                     if taken:
                         self._emit(EventName.SWEPT, count=taken, ids=[claim.id for claim in claims])
         self._must_sweep = False

@@ -61,6 +61,11 @@ class ConsumerSlot:
         """Record that a caller has the message that is pending here, or that there is none."""
         self.is_doubtful, self._begun, self.ahead = False, None, None
 
+    @property
+    def read_sent_s(self) -> float:
+        """When the last read was sent."""
+        return self._reading.sent_s
+
     # --- taken ahead --------------------------------------------------------------------------------
 
     def begin_ahead(self) -> None:

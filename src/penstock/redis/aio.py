@@ -130,6 +130,7 @@ class Connection(asyncio.Protocol):
         self._spin_reads = SpinReads()
         self._turn = _Turn.of(self._loop)
         self.client_id = 0  # unknown
+        self.received = 0  # bytes
         self.has_timed_out = False  # so the server may still execute the last command
 
     @property
@@ -228,6 +229,7 @@ class Connection(asyncio.Protocol):
         reader, expected = self._reader, self._expected
         try:
             reader.feed(data)
+            self.received += len(data)
             while expected:
                 reply = reader.gets()
                 if reply is False:

@@ -44,6 +44,7 @@ class Connection:
         self._spin_reads = SpinReads()
         self._aborted: socket.socket | None = None  # to be closed once no thread reads from it
         self.client_id = 0  # unknown
+        self.received = 0  # bytes
         self.has_timed_out = False  # so the server may still execute the last command
 
     @property
@@ -150,6 +151,7 @@ class Connection:
             if not data:
                 raise ConnectionResetError("closed by the server")
             self._reader.feed(data)
+            self.received += len(data)
         return reply
 
     def _spin_read(self) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock import ids
@@ -22,8 +23,30 @@ _TOGETHER = 100
 # As opposed to "access" to a key, which the user may lack for one stream and have for another.
 _OF_A_COMMAND = re.compile(r"(?:to|can't) run ")
 _SCAN_COUNT = 1_000
-_FIRST_PAGE, _LARGEST_PAGE = 16, 128  # entries: most callers want a few, and each may have a megabyte
-_PAGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PageLimits:
+    """How many entries to read at once: few at first, more as long as they are small."""
+
+    first: int
+    largest: int
+    most_bytes: int
+
+    def after(self, found: int, size: int) -> int:
+        """Return how many to read next, if the last ones were `found` entries of `size` bytes in all.
+
+        At most twice as many, because the next ones may be larger.
+        """
+        return max(1, min(max(self.first, 2 * found), self.largest, found * self.most_bytes // max(1, size)))
+
+
+_PAGES = PageLimits(16, 128, 1 << 20)  # most callers want a few, and each may have a megabyte
+
+
+def size_of(rows: Sequence[tuple[bytes, list[bytes]]]) -> int:
+    """Return the number of bytes in the fields of entries."""
+    return sum(len(value) for _, fields in rows for value in fields)
 
 
 async def read_many(client: StreamClient, questions: Sequence[Question]) -> list[Reply]:
@@ -123,7 +146,7 @@ async def pages(
     client: StreamClient, key: str, start: str = "-", end: str = "+"
 ) -> AsyncIterator[list[tuple[bytes, list[bytes]]]]:
     """Yield the entries of a stream from one id to another, in pages that grow as long as their entries are small."""
-    count = _FIRST_PAGE
+    count = _PAGES.first
     while True:
         rows = await client.call(key, "XRANGE", key, start, end, "COUNT", count)
         if rows:
@@ -131,5 +154,4 @@ async def pages(
         last = rows[-1][0].decode() if rows else ids.LAST
         if len(rows) < count or last == ids.LAST:  # the server takes no range behind the last id
             return
-        start, size = f"({last}", sum(len(value) for _, fields in rows for value in fields)
-        count = max(1, min(2 * count, _LARGEST_PAGE, count * _PAGE_BYTES // max(1, size)))
+        start, count = f"({last}", _PAGES.after(count, size_of(rows))

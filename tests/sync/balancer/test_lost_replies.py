@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import redis
 
+from penstock.events import Event, EventName
 from penstock.redis.scripts import script
 from penstock.sync import StreamClient
 from penstock.testing import FaultProxy
@@ -56,3 +57,24 @@ def test_a_stream_whose_end_got_lost_is_finished(raw: redis.Redis, fault_proxy: 
         a.balancer.done_stream("second")
         assert (raw.xlen(LBS), pending(raw)) == (0, {})
         assert a.disowned == []
+
+
+def test_an_entry_whose_move_to_the_dead_letters_got_lost_is_reported(
+    raw: redis.Redis, fault_proxy: FaultProxy
+) -> None:
+    events = list[Event]()
+
+    def reported() -> list[str]:
+        return [event.fields["id"] for event in events if event.name is EventName.DEAD_LETTERED]
+
+    with (
+        StreamClient.from_url(fault_proxy.url) as client,
+        following(quick(client, "a", on_event=events.append)),
+    ):
+        first = raw.xadd(LBS, {"lbs-input": "no json"}).decode()
+        eventually(lambda: reported() == [first])
+        fault = fault_proxy.drop_reply("EVALSHA", containing=sha("balancer/dead_letter"))
+        second = raw.xadd(LBS, {"lbs-input": "nor this"}).decode()
+        eventually(lambda: fault.has_happened and not pending(raw))
+        eventually(lambda: reported() == [first, second])
+    assert raw.xlen("{svc-input}_dlq") == 2

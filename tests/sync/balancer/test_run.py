@@ -9,6 +9,8 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, OwnershipLost
+from penstock.events import Event as Occurrence
+from penstock.events import EventName
 from penstock.sync import JsonSerializer, OwnedStream, StreamClient
 from penstock.testing import FaultProxy
 from tests.helpers.threads import Event, eventually, pause, throughout, wait_for
@@ -196,7 +198,9 @@ def test_a_stream_whose_handler_raises_no_exception_is_given_up(client: StreamCl
     assert reasons(raw) == [("max_deliveries", "2")]
 
 
-def test_handlers_run_side_by_side_and_one_that_fails_stops_no_other(client: StreamClient, raw: redis.Redis) -> None:
+def test_handlers_run_side_by_side_and_one_that_fails_stops_no_other(
+    client: StreamClient, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
     reading = Reading()
 
     def handle(stream: OwnedStream) -> None:
@@ -205,13 +209,15 @@ def test_handlers_run_side_by_side_and_one_that_fails_stops_no_other(client: Str
         reading(stream)
 
     with running((quick(client, "a"), handle)):
-        for name in ("one", "bad", "two"):
-            add_raw(raw, name)
+        _, bad, _ = [add_raw(raw, name) for name in ("one", "bad", "two")]
         eventually(lambda: len(reading.begun) == 2)
         fill(raw, "two", "last")
         eventually(lambda: reading.ended == ["two"])
         fill(raw, "one", "last")
         eventually(lambda: sorted(reading.ended) == ["one", "two"])
+    record = next(record for record in caplog.records if "failed in attempt" in record.getMessage())
+    assert f"data stream 'bad', entry {bad} of {LBS}/{GROUP}, failed in attempt 1;" in record.getMessage()
+    assert record.exc_info is not None
 
 
 def test_finish_ends_a_stream_that_is_being_handed_over(client: StreamClient, raw: redis.Redis) -> None:
@@ -230,7 +236,7 @@ def test_finish_ends_a_stream_that_is_being_handed_over(client: StreamClient, ra
 
 
 def test_messages_are_decoded_by_the_serializer_and_bad_ones_set_apart(client: StreamClient, raw: redis.Redis) -> None:
-    seen: list[Any] = []
+    seen, events = list[Any](), list[Occurrence]()
 
     def handle(stream: OwnedStream) -> None:
         for message in stream:
@@ -240,12 +246,14 @@ def test_messages_are_decoded_by_the_serializer_and_bad_ones_set_apart(client: S
     raw.xadd("session-1", {"data": '{"n": 1}'})
     raw.xadd("session-1", {"data": "no json"})
     raw.xadd("session-1", {"data": '{"n": 2}'})
-    with running((quick(client, "a"), handle), serializer=JsonSerializer()):
+    with running((quick(client, "a", on_event=events.append), handle), serializer=JsonSerializer()):
         add_raw(raw, "session-1")
         eventually(lambda: len(seen) == 2)
     assert seen == [{"n": 1}, {"n": 2}]
     ((_, record),) = raw.xrange("session-1_dlq")
     assert record[b"dlq_reason"] == b"decode_error"
+    (event,) = [event for event in events if event.name is EventName.DEAD_LETTERED]
+    assert (event.stream, event.fields["id"]) == ("session-1", record[b"dlq_id"].decode())
 
 
 def test_an_entry_that_cannot_be_decoded_is_set_apart_when_the_owner_comes_to_it_and_not_by_each_owner(

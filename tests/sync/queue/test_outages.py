@@ -16,6 +16,7 @@ from penstock.events import EventName
 from penstock.redis.scripts import script
 from penstock.sync import EventDrivenInterruptHandler, RedisMessageQueue, StreamClient
 from penstock.testing import FaultProxy
+from tests.helpers.ageing import Ageing
 from tests.helpers.threads import eventually, join, start
 from tests.sync.queue.scenes import (
     DEAD_LETTERS,
@@ -159,6 +160,29 @@ def test_an_end_that_could_not_be_told_is_told_by_the_next_call(
     fault_proxy.heal()
     assert (taken_at_last(queue)).message == "b"
     assert payloads(raw, QUEUE) == ["b"]
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_message_whose_end_could_not_be_told_keeps_its_lease_until_it_is(
+    shaky: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis, has_failed: bool
+) -> None:
+    gateway, lease = quick_gateway(shaky, retry_budget_seconds=0), Ageing(raw, QUEUE, GROUP)
+    queue = queue_of(gateway, heartbeat_interval_seconds=0.05, retry_delay_seconds=60)
+    queue.publish("a")
+    held = taken(queue)
+    fault_proxy.refuse()
+    fault_proxy.reset_all()
+    with pytest.raises(TransientError) if not has_failed else contextlib.nullcontext():
+        held.end(ValueError("failed") if has_failed else None)
+    fault_proxy.heal()
+    lease.age()
+    eventually(lease.is_renewed)
+    with contextlib.suppress(TransientError):  # a thread learns that its connection is broken when it uses it
+        take(queue)
+    assert take(queue) is None
+    assert payloads(raw, QUEUE) == (["a"] if has_failed else [])
+    assert not gateway._consumer_of(QUEUE).leases._leases
+    queue.close()
 
 
 def test_an_end_that_can_never_be_told_does_not_stop_the_others(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -12,19 +11,21 @@ from penstock.balancer.holdings import Ownership
 from penstock.balancer.messages import Info
 from penstock.dead_letter_record import Record
 from penstock.errors import NOT_OF_ONE_MESSAGE, ConfigurationError, OwnershipLost, PenstockError
+from penstock.events import Emitter
 from penstock.keys import BalancerKeys
 from penstock.model import StreamMessage
 from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import Activity, Flag
 from penstock.serializers import Serializer
+from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.decoding import Decoder, Rejected
 from penstock.sync.redis.blocking_read import BlockingRead
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import PageLimits, size_of
 
-logger = logging.getLogger("penstock.sync.balancer")
-_PAGE = 100
+_PAGE = PageLimits(100, 100, 4 << 20)
 _WAIT_S = 1.0
 _WATCH_MS = 100  # a stream that starts waiting joins the next round
 _REPLY_MARGIN_S = 5.0
@@ -112,12 +113,16 @@ class OwnedStream:
     """
 
     def __init__(
-        self, client: StreamClient, keys: BalancerKeys, ownership: Ownership, watcher: StreamWatcher,
-        serializer: Serializer | None,
-    ) -> None:  # fmt: skip
-        self._client, self._keys, self.ownership, self._watcher = client, keys, ownership, watcher
+        self, commands: BalancerCommands, ownership: Ownership, watcher: StreamWatcher, serializer: Serializer | None
+    ) -> None:
+        client, config = commands.client, commands.config
+        self._client, self._keys, self.ownership, self._watcher = client, commands.keys, ownership, watcher
         self._decoder = Decoder(self.name, serializer, self.name, client.protection) if serializer is not None else None
+        self._dead_letters = BalancerKeys.dead_letters_of(self.name, is_cluster=client.is_cluster)
+        self._logger, emit = config.logger, Emitter(config.on_event, self.name)
+        self._dead_letter_writer = DeadLetterMover(client, self.name, "", self._dead_letters, config.logger, emit)
         self._wake = Flag()
+        self._page = _PAGE.first
         self._buffer: deque[StreamMessage | Rejected] = deque()
         self._read_up_to = self._position = self._passed = self._last = ""
         self.is_lost = self.is_draining = self.is_finished = False
@@ -179,11 +184,12 @@ class OwnedStream:
         return self.is_lost or self.is_draining
 
     def _fill(self) -> bool:
-        command = ("XREAD", "COUNT", _PAGE, "STREAMS", self.name, self._read_up_to)
+        command = ("XREAD", "COUNT", self._page, "STREAMS", self.name, self._read_up_to)
         reply = self._client.call(self.name, *command)
         if not reply:
             return False
         rows = reply[0][1]
+        self._page = _PAGE.after(len(rows), size_of(rows))
         if self._decoder is None:
             for entry_id, fields in rows:
                 self._buffer.append(
@@ -206,17 +212,17 @@ class OwnedStream:
 
     def _dead_letter(self, rejected: Rejected) -> None:
         # An entry that cannot be decoded stays in the stream; its copy says why it was not handled.
-        key = BalancerKeys.dead_letters_of(self.name, is_cluster=self._client.is_cluster)
+        key = self._dead_letters
 
         def add(record: Record, _: Sequence[bytes]) -> bool:
             return bool(self._client.call(key, "XADD", key, "*", *record, repeat=Repeat.ONCE))
 
         try:
-            DeadLetterMover(self._client, self.name, "", key, logger).write(rejected, "", add)
+            self._dead_letter_writer.write(rejected, "", add)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception:
-            logger.exception("%s: entry %s was not handled, and cannot be dead-lettered", self.name, rejected.id)
+            self._logger.exception("%s: entry %s was not handled, and cannot be dead-lettered", self.name, rejected.id)
 
     # --- the position -------------------------------------------------------------------------------
 

@@ -81,13 +81,10 @@ class Recovery:
                     if self._in_flight.is_closed:
                         return None
                     answer, claims, missing = step()
-                    ids = [claim.id for claim in claims]
-                    if is_recovery:
-                        self._in_flight.suspects.update(ids)
-                    came = self._in_flight.add_again(claims, missing)
+                    came = self._in_flight.add_again(claims, missing, are_suspects=is_recovery)
                     if is_recovery and came:
                         self._context.tally.count(reclaimed=came)
-                        self._context.emit(EventName.RECLAIMED, count=came, ids=ids)
+                        self._context.emit(EventName.RECLAIMED, count=came, ids=[claim.id for claim in claims])
                     return answer, len(claims) + len(missing), came
             except ConnectionLost:
                 self._reader.sweep_soon()

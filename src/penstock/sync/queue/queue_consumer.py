@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock import envelope
-from penstock.config import ConsumerConfig
+from penstock.config import ConsumerConfig, usual_heartbeat_ms
 from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, WorkerDied
 from penstock.events import EventName
 from penstock.policy import AttemptLimits, Reason, unreadable
@@ -33,6 +33,7 @@ from penstock.sync.delivery.group_commands import Parking, Redelivery
 from penstock.sync.delivery.janitor import Janitor
 from penstock.sync.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
 from penstock.sync.queue.queue_delivery import QueueDelivery, QueueLeases
+from penstock.sync.redis.blocking_read import is_late
 from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.sync.queue")
@@ -73,6 +74,7 @@ class QueueConsumer:
         self.keys = client.keys(queue)
         self._group = ConsumerGroup(client, queue, GROUP)
         lease_s = settings.lease_s or 0.0
+        self._heartbeat_s = usual_heartbeat_ms(int(lease_s * 1000)) / 1000
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
@@ -145,18 +147,19 @@ class QueueConsumer:
     ) -> QueueDelivery | None:
         if not self._group.is_known:
             self._group.ensure()
-        if slot.is_doubtful and not is_stopped():
-            delivery = self._resolve(slot)
-            if delivery is not None:
-                return delivery
         is_first = True
-        while may_take_new and not is_stopped():
-            if not is_first and time.monotonic() >= deadline:
+        while not is_stopped():
+            if slot.is_doubtful:  # also when the last reply was late
+                delivery = self._resolve(slot)
+            elif may_take_new and (is_first or time.monotonic() < deadline):
+                delivery = self._take_again(slot)
+                if delivery is None and not slot.is_doubtful:
+                    delivery = self._read(slot, deadline, is_first)
+                is_first = False
+            else:
                 break
-            delivery = self._take_again(slot) or self._read(slot, deadline, is_first)
             if delivery is not None:
                 return delivery
-            is_first = False
         return None
 
     def _resolve(self, slot: ConsumerSlot) -> QueueDelivery | None:
@@ -177,7 +180,7 @@ class QueueConsumer:
         row = slot.read(max(1, int(wait_s * 1000)) if remaining_s > 0 else None)
         if row is None:
             return None
-        return self._hand_out(self._delivery(slot, *row, 1, 1))
+        return self._hand_out(self._delivery(slot, *row, 1, 1, slot.read_sent_s))
 
     def _take_again(self, slot: ConsumerSlot) -> QueueDelivery | None:
         # Messages that are older than unread ones: those due for a retry, then those of dead processes.
@@ -204,7 +207,7 @@ class QueueConsumer:
             self.emit(EventName.MISSING, ids=list(missing))
         for found in claims:
             deliveries, attempts = slot.counts_of(found)
-            delivery = self._delivery(slot, found.id, found.fields, deliveries, attempts)
+            delivery = self._delivery(slot, found.id, found.fields, deliveries, attempts, time.monotonic())
             if self.settings.limits.is_exhausted(deliveries, attempts):
                 self._give_up(delivery, Reason.MAX_DELIVERIES, WorkerDied.in_attempt(attempts))
             elif slot.begin(found.id, deliveries, attempts):
@@ -214,13 +217,16 @@ class QueueConsumer:
         return None
 
     def _delivery(
-        self, slot: ConsumerSlot, entry_id: str, fields: list[bytes], deliveries: int, attempts: int,
-        since_s: float | None = None,
-    ) -> QueueDelivery:  # fmt: skip
-        expires_at = (since_s or time.monotonic()) + (self.settings.lease_s or 0.0)
+        self, slot: ConsumerSlot, entry_id: str, fields: list[bytes], deliveries: int, attempts: int, sent_s: float
+    ) -> QueueDelivery:
+        # The lease began after the command was sent: better expect its end too early than too late.
+        expires_at = sent_s + (self.settings.lease_s or 0.0)
         return QueueDelivery(self, slot, entry_id, fields, deliveries, attempts, expires_at)
 
     def _hand_out(self, delivery: QueueDelivery, *, is_again: bool = False) -> QueueDelivery | None:
+        lease_s = self.settings.lease_s
+        if lease_s is not None and is_late(delivery.expires_at - lease_s, self._heartbeat_s):
+            return None  # its slot stays in doubt: the next look there asks whether the message is still ours
         by_name = envelope.as_mapping(delivery.fields)
         try:
             if envelope.is_expired(by_name, time.time()):
@@ -275,7 +281,8 @@ class QueueConsumer:
         except GroupLost:
             is_done = False  # the pending list went with the group
         except PASSING as error:
-            # Keep its slot: it may have the message until its lease expires.
+            # Keep its slot and its lease: no other consumer may run the message again.
+            delivery.is_unsettled = True
             self._unsettled.append((delivery, step))
             self.emit(EventName.UNSETTLED, id=delivery.id, error=repr(error))
             raise
@@ -315,11 +322,12 @@ class QueueConsumer:
                     "message %s cannot be settled; it is delivered again when its lease expires", delivery.id
                 )
                 delivery.slot.give_up()
-                continue
             except BaseException:
                 self._unsettled.append((delivery, step))
                 raise
-            self.slots.put_back(delivery.slot)
+            delivery.is_unsettled = False
+            delivery.let_lease_end()
+            self.slots.put_back(delivery.slot)  # unless it was given up
         return True
 
     def has_ended(self, delivery: QueueDelivery) -> None:

@@ -40,7 +40,7 @@ class QueueDelivery(msgspec.Struct, eq=False):
     """A message and its slot, from its delivery until it is settled.
 
     Guarantees: it is settled once; later tries return False, as do those for a message that another consumer has. If an
-    outage of Redis outlasts the retry budget, the next call of the queue settles it.
+    outage of Redis outlasts the retry budget, the next call of the queue settles it; until then, its lease is renewed.
     """
 
     consumer: QueueConsumer
@@ -52,6 +52,8 @@ class QueueDelivery(msgspec.Struct, eq=False):
     expires_at: float  # of time.monotonic(), unless it is renewed
     payload: MessageData = b""
     token: str = ""  # deliveries, id and consumer: no two deliveries have the same
+    lease: Lease | None = None  # None = not renewed
+    is_unsettled: bool = False  # processed, but perhaps not settled on the server
 
     def finish(self, log: str | None = None, max_length: int | None = None) -> bool:
         """Finish the message, with a record in a log, if given, that keeps `max_length` records."""
@@ -194,20 +196,28 @@ class QueueDelivery(msgspec.Struct, eq=False):
 
     def keep_lease(self, interval_s: float, max_s: float, on_lost: Callable[[str], None]) -> StopRenewal:
         """Renew the lease every interval from a thread, so that a handler that blocks its event loop keeps it."""
-        now, taken_at = time.monotonic(), self.expires_at - (self.consumer.settings.lease_s or 0.0)
-        lease = Lease(self, interval_s, taken_at + max_s, on_lost, connection_scope(), now + interval_s)
-        leases = self.consumer.leases
-        leases.keep(lease)
+        began_s = self.expires_at - (self.consumer.settings.lease_s or 0.0)  # before the message arrived
+        longest_until = time.monotonic() + max_s
+        lease = Lease(self, interval_s, longest_until, on_lost, connection_scope(), began_s + interval_s)
+        self.lease = lease
+        self.consumer.leases.keep(lease)
 
         def stop() -> None:
-            leases.leave(lease)
+            if not self.is_unsettled:
+                self.let_lease_end()
 
         return stop
+
+    def let_lease_end(self) -> None:
+        """Stop renewing the lease."""
+        lease, self.lease = self.lease, None
+        if lease is not None:
+            self.consumer.leases.leave(lease)
 
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """The lease of a message, renewed until its handler has ended."""
+    """The lease of a message, renewed until its handler has ended and the message is settled."""
 
     delivery: QueueDelivery
     interval_s: float

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -13,6 +14,21 @@ from penstock.redis.settings import Host
 from penstock.sync.redis.client import StreamClient
 
 _TRIES = 3
+_WAIT_HEARTBEATS, _LATE_HEARTBEATS = 2, 3
+
+
+def longest_wait_s(heartbeat_s: float) -> float:
+    """Return how long a read of leased messages may wait at the server, so that a usual reply is not late."""
+    return _WAIT_HEARTBEATS * heartbeat_s
+
+
+def is_late(sent_s: float, heartbeat_s: float) -> bool:
+    """Return whether the reply to a command sent at `sent_s` came too late to trust the leases in it.
+
+    The server may have replied at once. If the event loop was blocked or the process suspended since then, nobody
+    renewed these leases, and other consumers may have the messages.
+    """
+    return time.monotonic() - sent_s > _LATE_HEARTBEATS * heartbeat_s
 
 
 class BlockingRead:
@@ -26,12 +42,19 @@ class BlockingRead:
         self._client, self._key = client, key
         self.connection: Connection | None = None
         self.is_under_way = False
+        self.sent_s = 0.0  # when the last read was sent
+        self._received = 0  # bytes, before that
         self._abandoned: Connection | None = None  # its last read may still be in transit
 
     @property
     def is_open(self) -> bool:
         """Whether there is a connection that has not broken."""
         return self.connection is not None and self.connection.is_open
+
+    @property
+    def reply_bytes(self) -> int:
+        """How many bytes have arrived since the last read was sent."""
+        return self.connection.received - self._received if self.connection is not None else 0
 
     def open(self, asked: Host | None = None, *along: Command) -> None:
         """Connect to the server of the key, or to the one that an ASK reply named; send `along` in the same write."""
@@ -57,7 +80,7 @@ class BlockingRead:
     def send(self, commands: Sequence[Command], timeout_s: float, on_reply: OnReply | None = None) -> list[Reply]:
         """Send commands, the last of which reads, as Connection.pipeline() does."""
         assert self.connection is not None, "open() comes first"
-        self.is_under_way = True
+        self.is_under_way, self.sent_s, self._received = True, time.monotonic(), self.connection.received
         try:
             return self.connection.pipeline(commands, timeout_s, on_reply)
         except BaseException:

@@ -161,7 +161,7 @@ class StreamConsumer:
         self._open()
         self._leases.start()
         try:
-            self._pass(partial(self._reader.read, self.config.batch_size, self.config.block_ms or None))
+            self._pass(partial(self._reader.read, self.config.batch_size))
             self._pass(self._recovery.take_due)
             if time.monotonic() - self._last_recovery_s >= self.config.effective_recovery_ms / 1000:
                 self._last_recovery_s = time.monotonic()
@@ -226,7 +226,7 @@ class StreamConsumer:
         for _ in range(self._concurrency):
             workers.start(self._workers.work, self._persist)
         recovery_s = config.effective_recovery_ms / 1000
-        activities.start(self._repeat, lambda: self._reader.read_ahead(config.block_ms), 0.0)
+        activities.start(self._repeat, self._reader.read_ahead, 0.0)
         activities.start(self._repeat, self._acks.run_once, 0.0)
         activities.start(self._repeat, self._dead_letter_once, 0.0)
         activities.start(self._repeat, self._recovery.retry_once, 0.0)

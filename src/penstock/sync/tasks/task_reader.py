@@ -18,6 +18,7 @@ from penstock.runtime.threads import Lock, pause
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterBackoff
 from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
+from penstock.sync.redis.blocking_read import is_late, longest_wait_s
 from penstock.sync.tasks.blocking_reads import BlockingReads
 from penstock.sync.tasks.entries import Malformed, TaskEntries
 from penstock.sync.tasks.in_flight import TasksInFlight
@@ -83,7 +84,7 @@ class TaskReader:
                 pause(min(left_s, _APART_S / 10))
             if must_wait or self._in_flight.must_sweep:
                 continue
-            wait_s = min(left_s, self._reads.until_due_s(), LOOK_EVERY_S, 2 * self.heartbeat_s)
+            wait_s = min(left_s, self._reads.until_due_s(), LOOK_EVERY_S, longest_wait_s(self.heartbeat_s))
             found = self._wait(wait_s, count, wanted)
             if found:
                 return [held.task for held in found]
@@ -197,15 +198,12 @@ class TaskReader:
         return bool(rows) and not self._in_flight.must_sweep
 
     def _accept_fresh(
-        self, rows: Sequence[tuple[LaneStore, Entries]], found: list[TaskDelivery], since_s: float
+        self, rows: Sequence[tuple[LaneStore, Entries]], found: list[TaskDelivery], sent_s: float
     ) -> None:
-        # The tasks were handed out after `since_s`.
         if self._lanes.is_restored:
             rows = [(store, self._without_settled(store, entries)) for store, entries in rows]
-        if rows and time.monotonic() - since_s > self.heartbeat_s:
-            # The event loop was blocked, or the machine stood still, and these leases were not renewed. Other workers
-            # may have the tasks by now; the next sweep finds those that are still ours.
-            self._in_flight.must_sweep = True
+        if rows and is_late(sent_s, self.heartbeat_s):
+            self._in_flight.must_sweep = True  # for those that are still ours
             return
         fresh, foreign = list[TaskDelivery](), list[TaskDelivery]()
         malformed = list[tuple[LaneStore, Redelivery, Malformed]]()
@@ -440,9 +438,9 @@ class TaskReader:
         streams = {store.stream.encode(): store for store in ordered}
         try:
             with self._in_flight.claiming() as found:
-                until_s = time.monotonic() + timeout_s
+                sent_s = time.monotonic()
                 rows = self._reads.read(command, timeout_s) or ()
-                self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, until_s)
+                self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
                 self._sort_out(found, wanted)
                 return found
         except GroupLost:
