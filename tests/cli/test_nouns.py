@@ -336,6 +336,19 @@ def test_a_list_says_that_there_is_more_than_its_limit(penstock: Command, raw: r
     assert penstock("pending", "retry", "orders", "shop", "--yes").stderr == ""
 
 
+def test_health_sees_the_dead_letters_of_the_stream_that_it_is_asked_about(
+    penstock: Command, as_json: AsJson, client: StreamClient
+) -> None:
+    give_up(client, "orders", 2)
+    StreamProducer(client, "invoices").push(1)
+    found = as_json("health", "--stream", "orders", "--max-dead-letters", "1", code=3)
+    assert (found["dead_letters"], found["issues"]) == (2, ["2 dead letters exceed --max-dead-letters 1"])
+    assert as_json("health", "--stream", "orders", "--max-dead-letters", "2")["healthy"] is True
+    assert as_json("health", "--stream", "invoices", "--max-dead-letters", "0")["dead_letters"] == 0
+    assert "2 dead letters" in penstock("health", "--stream", "orders").stdout
+    assert as_json("top", "--stream", "orders", "-n", "1")["totals"]["dead_letters"] == 2
+
+
 def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> None:
     producer = StreamProducer(client, "orders", "shop")
     producer.ensure_group()

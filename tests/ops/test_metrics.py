@@ -73,6 +73,16 @@ async def test_every_part_has_its_metrics(client: StreamClient, inspector: Inspe
     assert [name for name in found if not name.startswith(("penstock_", "queue_"))] == []
 
 
+async def test_dead_letters_have_their_metric_where_the_pattern_matches_their_source_only(
+    client: StreamClient, inspector: Inspector
+) -> None:
+    await give_up(client, [1, 2])
+    sampler = Sampler(inspector, match=STREAM)
+    await sampler.sample()
+    assert sampler.samples[-1].totals.dead_letters == 2
+    assert scrape(sampler)['penstock_dead_letters{owner="orders",stream="orders_dlq"}'] == 2
+
+
 async def test_names_that_somebody_made_up_share_a_label(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,16 @@ def test_every_part_has_its_metrics(client: StreamClient, inspector: Inspector, 
     assert [name for name in found if not name.startswith(("penstock_", "queue_"))] == []
 
 
+def test_dead_letters_have_their_metric_where_the_pattern_matches_their_source_only(
+    client: StreamClient, inspector: Inspector
+) -> None:
+    give_up(client, [1, 2])
+    sampler = Sampler(inspector, match=STREAM)
+    sampler.sample()
+    assert sampler.samples[-1].totals.dead_letters == 2
+    assert scrape(sampler)['penstock_dead_letters{owner="orders",stream="orders_dlq"}'] == 2
+
+
 def test_names_that_somebody_made_up_share_a_label(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

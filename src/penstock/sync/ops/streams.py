@@ -242,9 +242,23 @@ def totals(streams: Sequence[StreamInfo]) -> Totals:
         lag=sum(group.lag.count for group in groups),
         is_lag_exact=all(group.lag.is_exact for group in groups),
         retries_waiting=sum(group.retries_waiting for group in groups),
-        dead_letters=sum(stream.length for stream in streams if stream.kind is StreamKind.DEAD_LETTERS),
+        dead_letters=sum(count for _, count in dead_letters_of(streams).values()),
         oldest_unread_s=max((group.lag.age_s for group in groups), default=0.0),
     )
+
+
+def dead_letters_of(streams: Sequence[StreamInfo]) -> dict[str, tuple[str, int]]:
+    """Return the dead-letter streams among streams, and those of the streams: by name, with owner and length each.
+
+    A pattern that matches a stream need not match its dead letters.
+    """
+    of_sources = {
+        each.dead_letters_stream: (each.owner or each.name, each.dead_letters)
+        for each in streams
+        if each.dead_letters_stream
+    }
+    listed = {each.name: (each.owner, each.length) for each in streams if each.kind is StreamKind.DEAD_LETTERS}
+    return of_sources | listed
 
 
 _NO_WORK = {StreamKind.DEAD_LETTERS, StreamKind.RESULTS, StreamKind.QUEUE_LOG}
