@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeAlias
 
@@ -120,16 +121,27 @@ async def newest_id(client: StreamClient, key: str) -> str:
 
 
 async def pages(
-    client: StreamClient, key: str, start: str = "-", end: str = "+"
+    client: StreamClient,
+    key: str,
+    start: str = "-",
+    end: str = "+",
+    *,
+    most: int | None = None,
+    newest_first: bool = False,
 ) -> AsyncIterator[list[tuple[bytes, list[bytes]]]]:
-    """Yield the entries of a stream from one id to another, in pages that grow as long as their entries are small."""
-    count = _FIRST_PAGE
-    while True:
-        rows = await client.call(key, "XRANGE", key, start, end, "COUNT", count)
+    """Yield the entries of a stream from one id to another, in pages that grow as long as their entries are small.
+
+    With `newest_first`, `start` is the greater id.
+    """
+    command, page, left = "XREVRANGE" if newest_first else "XRANGE", _FIRST_PAGE, most or sys.maxsize
+    while left > 0:
+        count = min(page, left)
+        rows = await client.call(key, command, key, start, end, "COUNT", count)
         if rows:
             yield rows
         last = rows[-1][0].decode() if rows else ids.LAST
-        if len(rows) < count or last == ids.LAST:  # the server takes no range behind the last id
+        # The server takes no range behind the last id.
+        if len(rows) < count or (last == ids.LAST and not newest_first):
             return
-        start, size = f"({last}", sum(len(value) for _, fields in rows for value in fields)
-        count = max(1, min(2 * count, _LARGEST_PAGE, count * _PAGE_BYTES // max(1, size)))
+        start, size, left = f"({last}", sum(len(value) for _, fields in rows for value in fields), left - len(rows)
+        page = max(1, min(2 * count, _LARGEST_PAGE, count * _PAGE_BYTES // max(1, size)))
