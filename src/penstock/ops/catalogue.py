@@ -85,7 +85,7 @@ class Catalogue:
         """Return the names of all streams that a glob pattern matches, sorted."""
         if time.monotonic() - self._read_s > self._max_age_s or not self._max_age_s:
             prefix = f"{self._client.prefix}_" if self._client.prefix else ""
-            found = await stream_keys(self._client, f"{_escaped(prefix)}*")
+            found = await stream_keys(self._client, f"{escaped(prefix)}*")
             names = [key.removeprefix(prefix) for key in found]
             self._names, self._read_s = [name for name in names if _can_be_named(name)], time.monotonic()
         return self._names if match == "*" else [name for name in self._names if fnmatchcase(name, match)]
@@ -206,5 +206,6 @@ def _can_be_named(name: str) -> bool:
     return "\N{REPLACEMENT CHARACTER}" not in name  # no UTF-8
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text as a glob pattern that matches nothing else."""
     return re.sub(r"([\[\]*?\\^])", r"\\\1", text)

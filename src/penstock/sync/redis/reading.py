@@ -115,6 +115,17 @@ def stream_keys(client: StreamClient, pattern: str) -> list[str]:
     return sorted(found)
 
 
+def scan(client: StreamClient, command: str, key: str, pattern: str, most_steps: int) -> tuple[list[bytes], bool]:
+    """Return what HSCAN or ZSCAN finds in steps of a thousand members, and whether that is all."""
+    cursor, found = b"0", list[bytes]()
+    for _ in range(most_steps):
+        cursor, some = client.call(key, command, key, cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+        found += some
+        if cursor == b"0":
+            return found, True
+    return found, False
+
+
 def newest_id(client: StreamClient, key: str) -> str:
     """Return the id of the newest entry of the stream; 0-0 = it is empty."""
     rows = client.call(key, "XREVRANGE", key, "+", "-", "COUNT", 1)
