@@ -148,7 +148,7 @@ def missing_commands(rights: Rights, rules: str) -> list[str]:
     """
     words = rules.lower().split()
     lacking = []
-    for name in sorted(rights.commands - NEWER):
+    for name in sorted(name for name in rights.commands if _AS_OLD_AS.get(name, name) not in NEWER):
         command = name.lower().replace(" ", "|")
         may: bool | None = False
         for word in words:
