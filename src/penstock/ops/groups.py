@@ -118,10 +118,13 @@ class Groups:
     ) -> Page[Consumer]:
         """Return the consumers of a group by name; raise NotFound if there is no such group.
 
-        One that is silent for longer than `dead_after_ms` is dead; None is a minute, and six of message queues.
+        One that is silent for longer than `dead_after_ms` is dead; None is a minute, and six of message queues. The
+        consumers of a group with more than 2,000 are not listed: its page is empty.
         """
         check_number("limit", limit)
-        key = self._catalogue.keys(stream).stream
+        key, looks = self._catalogue.keys(stream).stream, await self._catalogue.look([stream], only_group=group)
+        if any(each.consumers > MOST_CONSUMERS for look in looks.values() for each in look.groups):
+            return Page(())
         async with self._catalogue.group_must_exist(stream, group):
             rows = await self._client.call(key, "XINFO", "CONSUMERS", key, group)
         found = [
