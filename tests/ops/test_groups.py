@@ -9,7 +9,7 @@ import penstock.ops.groups as groups_module
 import penstock.ops.workers as workers_module
 from penstock import ConsumerConfig, ConsumerGroup, RedisMessageQueue, StreamClient, StreamConsumer, StreamProducer
 from penstock.errors import ConfigurationError, NotFound
-from penstock.ops import ConsumerState, Inspector, Page
+from penstock.ops import ConsumerState, GroupInfo, Inspector, Page
 from penstock.ops.model.groups import dead_after_ms
 from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.ops.stage import GROUP, STREAM, add, read_as
@@ -134,6 +134,30 @@ async def test_the_server_is_not_asked_for_too_many_consumers(
     for place in ((STREAM, "nothing"), ("nothing", GROUP)):
         with pytest.raises(NotFound):
             await inspector.groups.consumers(*place)
+
+
+@pytest.mark.every_server
+async def test_pages_hold_all_groups_of_a_stream(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 3)
+    raw.xgroup_create(STREAM, b"\xff\xfe", "0")  # which no text can name
+    names = {f"group-{n:03}" for n in range(139)}
+    for name in names:
+        raw.xgroup_create(STREAM, name, "0")
+    found, cursor = list[GroupInfo](), ""
+    while True:
+        page = await inspector.groups.page(STREAM, limit=50, cursor=cursor)
+        assert len(page.items) <= 50
+        found += page.items
+        cursor = page.cursor
+        if not cursor:
+            break
+    assert len(found) == 140
+    assert names < {each.name for each in found}
+    assert {each.lag.count for each in found} == {3}
+    assert len((await inspector.groups.page(STREAM, limit=1_000)).items) == len(await inspector.groups.of(STREAM)) == 64
+    assert await inspector.groups.page(STREAM, cursor="140") == Page(())
+    with pytest.raises(NotFound):
+        await inspector.groups.page("nothing")
 
 
 async def test_a_group_beyond_those_in_lists_is_found_by_its_name(inspector: Inspector, raw: redis.Redis) -> None:

@@ -153,7 +153,7 @@ def many_groups(streams: Sequence[StreamInfo]) -> list[Finding]:
         Finding(
             "many-groups", Severity.WARNING, f"stream {each.name}",
             f"{len(each.groups)} of {each.groups_count} groups were examined",
-            "list them with XINFO GROUPS, and delete those that no consumer uses", _RETENTION,
+            f"list all with {command_line('group ls', each.name)}, and delete those that no consumer uses", _RETENTION,
         )
         for each in streams
         if each.groups_count > len(each.groups)

@@ -12,7 +12,16 @@ from penstock.errors import NotFound, PenstockError
 from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of, missing_stream
+from penstock.ops.catalogue import (
+    MOST_GROUPS,
+    Catalogue,
+    GroupLook,
+    Look,
+    checked_id,
+    checked_text,
+    kind_of,
+    missing_stream,
+)
 from penstock.ops.entries import EntryRange, read_entries, read_entry
 from penstock.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
@@ -76,10 +85,11 @@ class Streams:
         return None if reply is None or isinstance(reply, PenstockError) else int(reply)
 
     async def look(
-        self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS, *, only_group: str = ""
-    ) -> list[StreamInfo]:
-        """Return those streams that exist, with all their groups or one; each hundred takes a few round trips."""
-        looks = list((await self._catalogue.look(names, only_group=only_group)).values())
+        self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS, *,
+        most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0,
+    ) -> list[StreamInfo]:  # fmt: skip
+        """Return those streams that exist, with their groups or one; each hundred takes a few round trips."""
+        looks = list((await self._catalogue.look(names, most_groups, only_group, first_group)).values())
         groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
         lags = await measure(self._client, groups, lag_steps)
         waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]

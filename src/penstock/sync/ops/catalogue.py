@@ -112,18 +112,20 @@ class Catalogue:
                 f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
             ) from None
 
-    def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS, only_group: str = "") -> dict[str, Look]:
+    def look(
+        self, names: Sequence[str], most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0
+    ) -> dict[str, Look]:
         """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
-        return self._look(names, [self.keys(name).stream for name in names], most_groups, only_group)
+        keys = [self.keys(name).stream for name in names]
+        return self._look(names, keys, most_groups, only_group, first_group)
 
     def look_at_services(self, names: Sequence[str]) -> dict[str, Look]:
         """Look at load balancer streams."""
-        return self._look(names, names, MOST_GROUPS)
+        return self._look(names, names)
 
-    def _look(
-        self, names: Sequence[str], keys: Sequence[str], most_groups: int, only_group: str = ""
-    ) -> dict[str, Look]:
-        replies = run_many(self._client, "ops/look", [([key], [most_groups, only_group]) for key in keys])
+    def _look(self, names: Sequence[str], keys: Sequence[str], *args: int | str) -> dict[str, Look]:
+        calls = [([key], args or (MOST_GROUPS, "", 0)) for key in keys]
+        replies = run_many(self._client, "ops/look", calls)
         return {
             name: _look(name, reply)
             for name, reply in zip(names, replies, strict=True)

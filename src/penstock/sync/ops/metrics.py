@@ -93,6 +93,10 @@ def _stream_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
         (([each.name], each.entries_added) for each in streams if each.entries_added is not None), MOST_STREAMS,
     )  # fmt: skip
     yield _gauges(
+        "penstock_stream_groups_unlisted", "Groups of a stream beyond the first 64, which have no metrics.", _STREAM,
+        (([each.name], more) for each in streams if (more := each.groups_count - len(each.groups)) > 0), MOST_STREAMS,
+    )  # fmt: skip
+    yield _gauges(
         "penstock_dead_letters", "Dead letters.", ["stream", "owner"],
         (([name, owner], count) for name, (owner, count) in dead_letters_of(streams).items()), MOST_STREAMS,
     )  # fmt: skip
