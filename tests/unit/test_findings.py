@@ -167,11 +167,12 @@ def test_a_balancer_without_notices_is_found(events: str, is_found: bool) -> Non
     assert of_servers.keyspace_events(replace(HEALTHY, keyspace_events=events), []) == []
 
 
-def test_a_stream_without_a_hash_tag_is_found() -> None:
-    found = findings.hash_tags(
-        [stream("orders", StreamKind.STREAM, group()), stream("{a}", StreamKind.STREAM, group())]
-    )
-    assert [finding.where for finding in found] == ["stream orders"]
+@pytest.mark.parametrize(
+    ("kind", "is_found"), [(StreamKind.STREAM, True), (StreamKind.QUEUE, True), (StreamKind.SERVICE, False)]
+)
+def test_a_stream_whose_dead_letters_are_in_another_slot_is_found(kind: StreamKind, is_found: bool) -> None:
+    found = findings.hash_tags([stream("orders", kind, group()), stream("{a}", kind, group())])
+    assert [finding.where for finding in found] == (["stream orders"] if is_found else [])
 
 
 def test_locks_that_run_out_before_a_failover_are_found() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock import ids
 from penstock.errors import ClusterSlotError
-from penstock.keys import check_same_slot
+from penstock.keys import QueueKeys, check_same_slot
 from penstock.keys.stream_names import task_stream
 from penstock.ops.model import (
     MOST_CONSUMERS,
@@ -40,9 +40,11 @@ def hash_tags(streams: Sequence[StreamInfo]) -> list[Finding]:
     """Return the streams whose dead letters a cluster keeps elsewhere, so that no script can move one there."""
     found = []
     for stream in streams:
-        if stream.kind is StreamKind.STREAM and stream.groups:
+        # Task queues and services choose the slot of their dead letters themselves.
+        usual = {StreamKind.STREAM: f"{stream.name}_dlq", StreamKind.QUEUE: QueueKeys(stream.name).dead_letter}
+        if stream.kind in usual and stream.groups:
             try:
-                check_same_slot(stream.name, f"{stream.name}_dlq", "dlq_stream")
+                check_same_slot(stream.name, usual[stream.kind], "dlq_stream")
             except ClusterSlotError:
                 found.append(
                     Finding(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 
+import penstock.sync.ops.schedules as schedules_module
 import penstock.sync.ops.tasks as tasks_module
 from penstock.errors import ConfigurationError, DecodeError, NotFound
 from penstock.sync import Protection, StreamClient
@@ -383,7 +384,7 @@ def test_a_search_for_ids_says_when_it_gave_up(
 
 
 def test_the_kinds_of_schedules_are_found_however_large_their_tasks_are(
-    inspector: Inspector, queue: RedisTaskQueue
+    inspector: Inspector, queue: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for n in range(12):
         task = Task(kind=f"kind-{n:02}", id=f"cron.s-{n:02}.1", payload={"text": "x" * 200_000})
@@ -391,3 +392,5 @@ def test_the_kinds_of_schedules_are_found_however_large_their_tasks_are(
     assert [(each.name, each.kind) for each in inspector.schedules.of(QUEUE)] == [
         (f"s-{n:02}", f"kind-{n:02}") for n in range(12)
     ]
+    monkeypatch.setattr(schedules_module, "_MOST_KINDS", 2)
+    assert [each.kind for each in inspector.schedules.of(QUEUE)] == ["kind-00", "kind-01", *[""] * 10]

@@ -19,6 +19,7 @@ from penstock.task import Task
 
 _CRON = "cron."
 _MOST_SCANS = 100  # steps through the scheduled tasks when searching for schedules
+_MOST_KINDS = 1_000  # schedules whose tasks are looked at
 _NO_TASK = (1 << 62, "")  # after all others
 
 
@@ -34,18 +35,19 @@ class Schedules:
     def of(self, queue: str) -> list[ScheduleInfo]:
         """Return the schedules whose next task is on the queue, and those that are paused, by time.
 
-        Workers add the next task of a schedule ahead of its time, also while the schedule is paused. Raises NotFound
-        if there is no such queue.
+        Workers add the next task of a schedule ahead of its time, also while the schedule is paused. The kinds of the
+        first thousand are known. Raises NotFound if there is no such queue.
         """
         keys = self._keys(queue)
         lanes_of(self._client, keys, queue)
         flat = self._client.call(keys.paused, "HGETALL", keys.paused)
         paused = {envelope.text(flat[at]): envelope.number(flat[at + 1]) or 0 for at in range(0, len(flat), 2)}
         due = self._next_tasks(queue)
-        kinds = self._kinds(keys, {name: task_id for name, (_, task_id) in due.items()})
+        by_time = sorted(due.items(), key=lambda each: each[1])
+        kinds = self._kinds(keys, {name: task_id for name, (_, task_id) in by_time[:_MOST_KINDS]})
         found = [
-            ScheduleInfo(queue, name, task_id, at_ms, kinds[name], name in paused, paused.get(name))
-            for name, (at_ms, task_id) in sorted(due.items(), key=lambda each: each[1])
+            ScheduleInfo(queue, name, task_id, at_ms, kinds.get(name, ""), name in paused, paused.get(name))
+            for name, (at_ms, task_id) in by_time
         ]
         gone = sorted(paused.keys() - due.keys())
         return found + [ScheduleInfo(queue, name, "", None, "", True, paused[name]) for name in gone]
