@@ -256,6 +256,7 @@ def test_a_reader_looks_and_changes_nothing(as_user: As, check: Check, raw: redi
         "queue/unread",
         "ops/look",
         "ops/entries",
+        "ops/bodies",
     ],
 )
 def test_a_reader_may_do_what_the_scripts_that_read_do(name: str) -> None:

@@ -306,21 +306,25 @@ def test_a_lag_that_is_a_bound_is_written_as_an_upper_one_everywhere() -> None:
     assert "≤ 1,300" in str(environment().get_template("macros.html").module.lag(bound))  # type: ignore[attr-defined]
 
 
-def test_health_says_which_groups_it_did_not_look_at(as_json: AsJson, raw: redis.Redis) -> None:
+def test_health_says_how_many_groups_it_did_not_look_at(penstock: Command, as_json: AsJson, raw: redis.Redis) -> None:
     for n in range(70):
         raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
-    assert as_json("health", code=3)["issues"] == ["orders: only 64 of 70 groups were examined"]
+    found = as_json("health")
+    assert (found["healthy"], found["issues"], found["groups_not_examined"]) == (True, [], 6)
+    assert penstock("health").stderr == "6 of 70 groups of orders were not examined\n"
+    raw.xadd("orders", {"data": "{}"})
+    assert len(as_json("health", "--max-lag", "0", code=3)["issues"]) == 64
 
 
-def test_lists_of_groups_say_which_are_left_out(penstock: Command, as_rows: Rows, raw: redis.Redis) -> None:
-    for n in range(70):
+def test_all_groups_of_a_stream_are_listed(penstock: Command, as_rows: Rows, raw: redis.Redis) -> None:
+    for n in range(140):
         raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
-    said = "orders has 70 groups, of which 64 are listed; see another one with `penstock group lag orders GROUP`\n"
-    for words in (
-        ("group", "ls"), ("group", "ls", "orders"), ("group", "lag", "orders"), ("group", "lag", "--over", "1ms"),
-    ):  # fmt: skip
+    said = "orders has 140 groups, of which 64 are listed; list all with `penstock group ls orders`\n"
+    for words in (("group", "ls"), ("group", "lag", "orders"), ("group", "lag", "--over", "1ms")):
         assert penstock(*words).stderr == said
         assert len(as_rows(*words)) == 64
+    assert penstock("group", "ls", "orders").stderr == ""
+    assert {row["name"] for row in as_rows("group", "ls", "orders")} == {f"group-{n}" for n in range(140)}
     assert penstock("group", "lag", "orders", "group-69").stderr == ""
 
 
@@ -335,6 +339,19 @@ def test_a_list_says_that_there_is_more_than_its_limit(penstock: Command, raw: r
         assert penstock(*words, "--limit", "3").stderr == ""
     penstock("pending", "retry", "orders", "shop", "--yes")
     assert penstock("pending", "retry", "orders", "shop", "--yes").stderr == ""
+
+
+def test_health_sees_the_dead_letters_of_the_stream_that_it_is_asked_about(
+    penstock: Command, as_json: AsJson, client: StreamClient
+) -> None:
+    give_up(client, "orders", 2)
+    StreamProducer(client, "invoices").push(1)
+    found = as_json("health", "--stream", "orders", "--max-dead-letters", "1", code=3)
+    assert (found["dead_letters"], found["issues"]) == (2, ["2 dead letters exceed --max-dead-letters 1"])
+    assert as_json("health", "--stream", "orders", "--max-dead-letters", "2")["healthy"] is True
+    assert as_json("health", "--stream", "invoices", "--max-dead-letters", "0")["dead_letters"] == 0
+    assert "2 dead letters" in penstock("health", "--stream", "orders").stdout
+    assert as_json("top", "--stream", "orders", "-n", "1")["totals"]["dead_letters"] == 2
 
 
 def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> None:

@@ -105,6 +105,21 @@ def test_open_tasks_are_listed(
     assert (row["id"], row["state"], row["consumer"]) == (task.id, "running", queue.consumer)
 
 
+def test_a_table_of_tasks_needs_no_payloads(
+    penstock: Command, queue: RedisTaskQueue, as_rows: Callable[..., list[Any]]
+) -> None:
+    task = Task(kind="render", requires=frozenset({"gpu"}), payload={"text": "x" * 100_000})
+    for delay in (None, 60):
+        queue.enqueue(task, delay=delay)
+        state = "queued" if delay is None else "scheduled"
+        shown = penstock("task", "ls", "--state", state).stdout
+        assert all(word in shown for word in (task.id, "render", "gpu", state))
+        [row] = as_rows("task", "ls", "--state", state)
+        assert (row["payload"], row["is_cut"]) == (task.payload, False)
+        penstock("task", "cancel", task.id)
+        task = Task(kind="render", requires=frozenset({"gpu"}), payload={"text": "x" * 100_000})
+
+
 def test_a_task_is_found_by_the_beginning_of_its_id(
     penstock: Command, queue: RedisTaskQueue, as_json: Callable[..., Any]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,6 +14,7 @@ import redis
 
 from penstock.dashboard.live import Live
 from penstock.dashboard.pages import PAGES
+from penstock.errors import ConnectionLost
 from penstock.ops import DeadLetterFilter, FailureGroups, Inspector
 from penstock.sync import StreamClient
 from tests.dashboard.conftest import StartDashboard
@@ -200,6 +202,30 @@ async def test_however_many_look_one_sampler_asks_the_server(redis_url: str) -> 
         for feed in feeds:
             await feed.aclose()
         await live.close()
+
+
+async def test_the_feed_is_current_after_an_outage_whatever_the_clocks_say(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    an_hour_ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 3_600 * 10**9, monotonic=time.monotonic)
+
+    async def fail(*_: object, **options: object) -> None:
+        raise ConnectionLost("the connection broke")
+
+    async with Inspector.from_url(redis_url) as inspector:
+        live = Live(inspector, every_s=86_400.0)
+        feed = live.feed()
+        assert json.loads((await anext(feed)).partition("data: ")[2]) == []
+        with monkeypatch.context() as patched:
+            patched.setattr("penstock.ops.sampler.time", an_hour_ahead)
+            patched.setattr("penstock.ops.streams.Streams.overview", fail)
+            await live.sampler.sample()
+        assert "the connection broke" in await anext(feed)
+        await live.sampler.sample()
+        text = await asyncio.wait_for(anext(feed), 60)
+        assert json.loads(text.partition("data: ")[2])["error"] == ""
+        assert [sample.number for sample in live.sampler.samples] == [1, 2]
+        await feed.aclose()
 
 
 def test_a_server_that_is_away_is_said_on_the_page_and_ends_no_feed(start_dashboard: StartDashboard) -> None:
