@@ -406,8 +406,13 @@ class RedisTaskQueue:
         return freed
 
     async def trim(self) -> None:
-        """Remove finished tasks, old results and dead letters, dead consumers and empty lanes."""
-        for store in await self._lanes.all():
+        """Remove finished tasks, old results and dead letters, dead consumers and empty lanes.
+
+        Of the open tasks it looks at some, and gives up those whose entries vanished.
+        """
+        stores = await self._lanes.all()
+        await self._undeliverable.look_for_vanished(stores)
+        for store in stores:
             await store.group.trim(0)
             await store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
             if not store.lane.is_lasting and await store.close():

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from penstock.errors import GroupLost
 from penstock.events import Event, EventName
 from penstock.ids import LAST
 from penstock.sync.tasks import RedisTaskQueue
-from penstock.task import Status, Task
+from penstock.task import Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -32,12 +33,13 @@ def queue(redis_url: str, events: list[Event]) -> Iterator[RedisTaskQueue]:
 def check_is_given_up(queue: RedisTaskQueue, task: Task, raw: redis.Redis, entry_id: str) -> None:
     result = queue.wait_for_result(task.id, DEADLINE_S)
     assert result is not None
-    assert (result.status, result.error) == (Status.ERROR, "the entry was trimmed or deleted while it was pending")
+    assert (result.status, result.error) == (Status.ERROR, "the entry was trimmed or deleted before the task ended")
     [letter] = [letter for letter in queue.dead.iterate()]
     assert (letter.reason, letter.task_id, letter.source) == ("missing", task.id, f"jobs.tasks/{entry_id}")
     assert queue.pending_count() == 0
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
     assert raw.hlen(queue.keys.unique) == 0
+    assert queue.dead.redrive() == []
     again = Task(kind="render", unique=task.unique)
     assert queue.enqueue(again) == again.id
 
@@ -91,6 +93,49 @@ def test_a_task_that_vanished_after_a_pop_was_cancelled_is_given_up(queue: Redis
     entry_id = delete_first(raw)
     assert queue.pop(block=False) is None
     check_is_given_up(queue, task, raw, entry_id)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_task_that_vanished_before_any_worker_got_it_is_given_up(
+    queue: RedisTaskQueue, raw: redis.Redis, place: int, events: list[Event]
+) -> None:
+    tasks = [Task(kind="render", unique=f"page {n}") for n in range(3)]
+    queue.enqueue_many(tasks)
+    raw.xdel("jobs.tasks", raw.xrange("jobs.tasks")[place][0])
+    queue.trim()
+    assert [event.fields["id"] for event in events if event.name is EventName.DEAD_LETTERED] == [tasks[place].id]
+    result = queue.wait_for_result(tasks[place].id, 0)
+    assert result is not None
+    assert result.status is Status.ERROR
+    assert queue.pending_count() == 2
+    assert raw.hlen(queue.keys.unique) == 2
+    queue.trim()
+    assert raw.xlen("jobs.dead") == 1
+    assert len(queue.pop_many(3)) == 2
+
+
+def test_tasks_of_a_stream_that_was_deleted_are_given_up_when_it_is_created_again(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    queue.enqueue(Task(kind="render"))
+    queue.enqueue(Task(kind="render"), delay=3600)
+    queue.pop_many(1)
+    raw.delete("jobs.tasks")
+    with pytest.raises(GroupLost):
+        queue.trim()
+    assert queue.pending_count() == 2
+    other.pop_many(1, block=False)
+    other.trim()
+    assert queue.pending_count() == 1
+
+
+def test_a_vanished_task_that_a_handler_has_is_left_to_it(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    task = Task(kind="render")
+    queue.enqueue(task)
+    queue.pop()
+    delete_first(raw)
+    queue.trim()
+    assert queue.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
 
 
 def test_the_task_of_an_entry_is_found_among_thousands(queue: RedisTaskQueue, raw: redis.Redis) -> None:

@@ -407,8 +407,13 @@ class RedisTaskQueue:
         return freed
 
     def trim(self) -> None:
-        """Remove finished tasks, old results and dead letters, dead consumers and empty lanes."""
-        for store in self._lanes.all():
+        """Remove finished tasks, old results and dead letters, dead consumers and empty lanes.
+
+        Of the open tasks it looks at some, and gives up those whose entries vanished.
+        """
+        stores = self._lanes.all()
+        self._undeliverable.look_for_vanished(stores)
+        for store in stores:
             store.group.trim(0)
             store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
             if not store.lane.is_lasting and store.close():

@@ -241,9 +241,8 @@ class TaskReader:
             return
         ids, index, done = [held.task.id for held in asked], self._keys.index, self._keys.done
         known = self._client.call(index, "HMGET", index, *ids)
-        ended = self._client.call(
-            done, "HMGET", done, *ids
-        )  # after the index: a task that has just ended is in at least one
+        # After the index: a task that has just ended is in at least one.
+        ended = self._client.call(done, "HMGET", done, *ids)
         gone, waits = set[TaskDelivery](), set(second)
         for held, value, result in zip(asked, known, ended, strict=True):
             why = ""
@@ -253,12 +252,11 @@ class TaskReader:
                 why = f"task {held.task.id} already has a result"
             if why:
                 self._undeliverable.invalid(held, why)
+                gone.add(held)
             elif held in waits and self._in_flight.get(held.task.id) not in gone:
                 # The index has no entry for the task: this one waits until the one that we hold has ended.
                 held.hand_back(int(_SECOND_S * 1000))
                 self.due_soon(held.store.lane, _SECOND_S)
-                gone.add(held)
-            if why:
                 gone.add(held)
         self._drop(found, gone)
         self._in_flight.add(waits - gone)  # those whose first entry was rejected

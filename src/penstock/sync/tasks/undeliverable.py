@@ -25,6 +25,7 @@ from penstock.tasks.lanes import Lane
 logger = logging.getLogger("penstock.sync.tasks")
 Park: TypeAlias = Callable[[int], None]  # puts an entry aside for so many ms
 _LOOKED_AT = 1_000  # open tasks per script call
+_CHECKED = 250  # likewise, where their entries are looked for
 
 
 class UndeliverableEntries:
@@ -36,6 +37,7 @@ class UndeliverableEntries:
     def __init__(self, client: StreamClient, keys: TaskKeys, group: str, emit: Emit) -> None:
         self._client, self._keys, self._group, self._emit = client, keys, group, emit
         self._backoff = DeadLetterBackoff(logger)
+        self._cursor = b"0"  # of the open tasks, those after it are looked at next
         self.count = 0  # dead-lettered by this object
 
     def malformed(self, store: LaneStore, claim: Redelivery, error: Malformed, park: Park) -> None:
@@ -58,9 +60,20 @@ class UndeliverableEntries:
             page = entry_ids[start : start + MAX_IDS]
             tasks = self._tasks_of(store.lane, page)
             for entry_id in page:
-                task_id = tasks.get(entry_id, "")
-                write = partial(store.release, Release("dead_letter", reason=Reason.MISSING), entry_id, task_id, "")
-                self._give_up(store, Rejected(entry_id, Reason.MISSING, None, 0, 0), write, None, task_id)
+                self._missing(store, entry_id, tasks.get(entry_id, ""))
+
+    def look_for_vanished(self, stores: Sequence[LaneStore]) -> None:
+        """Give up tasks whose entries vanished before any worker got them: of the open tasks, look at the next few."""
+        by_lane = {store.lane.name: store for store in stores}
+        args: list[bytes | str | int] = [self._cursor, _CHECKED, self._group, *by_lane]
+        keys = [self._keys.index, *(store.stream for store in stores)]
+        self._cursor, found = self._client.run("tasks/find_vanished", keys, args, Repeat.IDEMPOTENT)
+        for lane, entry_id, task_id in zip(found[::3], found[1::3], found[2::3], strict=True):
+            self._missing(by_lane[lane.decode()], entry_id.decode(), envelope.text(task_id))
+
+    def _missing(self, store: LaneStore, entry_id: str, task_id: str) -> None:
+        write = partial(store.release, Release("dead_letter", reason=Reason.MISSING), entry_id, task_id, "")
+        self._give_up(store, Rejected(entry_id, Reason.MISSING, None, 0, 0), write, None, task_id)
 
     def _tasks_of(self, lane: Lane, entry_ids: Sequence[str]) -> dict[str, str]:
         cursor, found = b"0", dict[str, str]()

@@ -35,7 +35,7 @@ local function dead_letter_task(pending, begun, reason, error, text, notice, id,
   local row = call('XRANGE', stream, entry, entry)[1]
   local record, cut = kept_fields(row and row[2] or {})
   if not row then
-    reason, text = 'missing', 'the entry was trimmed or deleted while it was pending'
+    reason, text = 'missing', 'the entry was trimmed or deleted before the task ended'
     if id and id ~= '' then record = {'task_id', id} end
   end
   id, kind = id or field(record, 'task_id'), known_kind(kind or field(record, 'kind'))
