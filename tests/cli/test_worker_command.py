@@ -189,7 +189,7 @@ def test_supervised_processes_end_without_a_complaint(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", range(10))
 @pytest.mark.parametrize("way", WAYS)
 def test_supervised_processes_end_without_a_complaint_every_time(
     way: str, turn: int, queue: RedisTaskQueue, start: Start, tmp_path: Path

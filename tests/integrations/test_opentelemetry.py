@@ -26,6 +26,7 @@ from penstock.integrations.opentelemetry import Telemetry
 from penstock.sync import RedisMessageQueue, StreamBalancer, StreamClient, StreamConsumer, StreamProducer
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Task, Worker
 from tests.helpers.ageing import Ageing
+from tests.helpers.failing_modules import TOLD, Mute
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -186,6 +187,18 @@ async def test_an_async_handler_stays_one(collected: Collected) -> None:
     traced = collected.telemetry.traced(ship)
     assert await traced(StreamMessage("1-0", {}, stream="orders")) == "1-0"
     assert len(collected.spans("process orders")) == 1
+
+
+def test_an_error_that_cannot_be_shown_does_not_replace_that_of_the_handler(collected: Collected) -> None:
+    def ship(message: StreamMessage) -> None:
+        raise Mute
+
+    with pytest.raises(Mute):
+        collected.telemetry.traced(ship)(StreamMessage("1-0", {}, stream="orders"))
+    [span] = collected.spans("process orders")
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, TOLD)
+    [event] = span.events
+    assert dict(event.attributes or {}) == {"exception.type": "Mute", "exception.message": TOLD}
 
 
 def test_counters_prometheus_logs_and_telemetry_tell_the_same_story(

@@ -111,6 +111,19 @@ def test_a_task_handles_messages_in_order_and_returns_early_when_a_stop_is_reque
     assert not Path(mark).exists()
 
 
+def test_a_result_of_a_failed_message_has_the_traceback(tmp_path: Path) -> None:
+    payload = json.dumps({"n": 7, "place": str(tmp_path)}).encode()
+    row = {**dict.fromkeys(COLUMNS), "stream": "orders", "id": "1-0", "data": payload}
+    results = ResultBackendSettings("fs", root=str(tmp_path / "results"))
+    task = ReprocessTask(Work(f"{HANDLERS}:doubled", results), True)
+    [outcome] = task(iter([pa.RecordBatch.from_pylist([row])]))
+    assert outcome.num_rows == 1
+    with FSBackend(tmp_path / "results") as backend:
+        [result] = backend.iter()
+    assert "in doubled\n" in str(result.traceback)
+    assert str(result.traceback).endswith("ValueError: order 7 has no price\n")
+
+
 def test_a_stop_reaches_tasks_on_this_machine_wherever_results_are_saved() -> None:
     results = ResultBackendSettings("s3")
     with marked(results, is_here=True) as mark:
