@@ -57,7 +57,7 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "stream ls": Case(reads=True),
+    "stream ls": Case(reads=True, unknown=("nosuch",)),
     "stream info": Case(("orders",), ("nosuch",), reads=True),
     "stream peek": Case(("orders",), ("nosuch",), ("orders", "--since", "noon"), reads=True),
     "stream tail": Case(("orders", "--no-follow"), ("nosuch", "--no-follow"), ("orders", "-n", "-1"), reads=True),
@@ -105,8 +105,11 @@ CASES: dict[str, Case] = {
     "doctor": Case(reads=True),
     "acl": Case(("--role", "worker", "--stream", "orders"), bad=("--role", "emperor"), reads=True),
     "top": Case(("--every", "10ms", "-n", "1"), ("--stream", "nosuch"), ("--every", "soon"), reads=True),
-    "exporter": Case(None, bad=("--port", "99999"), note="it runs until it is stopped: test_worker_command.py"),
-    "dashboard": Case(None, bad=("--port", "99999"), waits=True, note="tests/dashboard"),
+    "exporter": Case(
+        None, ("--stream", "nosuch", "--port", "0"), ("--port", "99999"),
+        note="it runs until it is stopped: test_worker_command.py",
+    ),
+    "dashboard": Case(None, bad=("--port", "99999"), waits=True, note="tests/dashboard/test_command.py"),
     "bench": Case(("--for", "20ms", "--messages", "300"), bad=("--messages", "0"), reads=True),
     "config show": Case(reads=True, bad=("--set", "nonsense"), needs_server=False),
     "config check": Case(bad=("--set", "a.b=c"), needs_server=False, reads=True),
@@ -126,7 +129,9 @@ CASES: dict[str, Case] = {
         None, ("--from", "{place}", "--archive", "{place}"), ("--archive", "{place}"), needs_server=False,
         note="tests/spark/archive/test_old_format.py",
     ),
-    "replay": Case(None, ("--into", "b", "--dead-letters", "--stream", "nosuch"), ("--into", "b"), note="likewise"),
+    "replay": Case(
+        None, ("--into", "b", "--dead-letters", "--stream", "nosuch"), ("--into", "b"), note="tests/spark/archive/test_cli.py"
+    ),
     "reprocess": Case(
         None,
         ("--handler", "tests.cli.jobs:ship", "--dead-letters", "--stream", "nosuch"),

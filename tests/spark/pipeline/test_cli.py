@@ -160,6 +160,15 @@ def test_a_server_that_is_away_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "table").exists()
 
 
+def test_a_reset_needs_no_server(tmp_path: Path) -> None:
+    file = tmp_path / "away.toml"
+    file.write_text(TEXT.format(place=tmp_path, url="redis://127.0.0.1:1"))
+    result = CliRunner().invoke(app, ["pipeline", "reset", str(file), "--from", "latest", "--yes"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "orders: The pipeline has committed no batch. Its next run starts over from latest\n"
+    assert json.loads((tmp_path / "checkpoint" / "start.json").read_text()) == {"startingOffsets": "latest"}
+
+
 def test_a_wrong_key_ends_with_two_before_spark_starts(file: Path) -> None:
     file.write_text(file.read_text().replace("schema =", "shema ="))
     ended = subprocess.run(
