@@ -130,7 +130,7 @@ def test_a_stream_that_dead_letters_are_returned_to_is_that_of_one_dead_letter_s
 def test_a_dry_run_changes_nothing(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
     dead_letter(), dead_letter()
     assert as_json("queue", "dlq", "retry", "--dry-run")["redriven"] == 2
-    assert as_json("queue", "dlq", "purge", "--dry-run") == {"purged": 2, "dry_run": True}
+    assert as_json("queue", "dlq", "purge", "--dry-run") == {"purged": 2, "is_dry_run": True}
     assert queue.dead.count() == 2
 
 

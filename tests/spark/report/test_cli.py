@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
+from tests.helpers.json_names import check
 from tests.spark.archive.streams import Stream, archive, opened
 from tests.spark.report.pages import Page
 
@@ -46,8 +48,10 @@ def test_what_is_left_of_a_stream_are_dead_letters_with_bytes_that_are_no_text(
     )
     archive(opened(tmp_path / "cold"), orders(), 0, 5)
     out = tmp_path / "page.html"
-    result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--output", out)
-    assert result.stdout == f"{out}: 0 messages, 1 dead letters\n"
+    result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--output", out, "--json")
+    told = json.loads(result.stdout)
+    assert told == {"file": str(out), "messages": 0, "dead_letters": 1}
+    check("report", [told])
     page = Page(out.read_text())
     assert page.row("1")[1:3] == ["fatal", "\ufffd"]
     assert "penstock dlq show --queue ghosts_dlq" in page.text
