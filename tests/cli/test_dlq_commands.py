@@ -309,6 +309,19 @@ def test_parquet(penstock: Command, dead_letter: GiveUp, tmp_path: Path) -> None
     assert [json.loads(row["payload"])["n"] for row in table] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_only_the_owner_can_read_a_new_file_of_an_export(
+    penstock: Command, dead_letter: GiveUp, tmp_path: Path, form: str
+) -> None:
+    dead_letter(card="4111")
+    path = tmp_path / "letters"
+    penstock("dlq", "export", "--format", form, "--output", str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    penstock("dlq", "export", "--format", form, "--output", str(path))
+    assert path.stat().st_mode & 0o777 == 0o640, "whoever owns a file may share it"
+
+
 def test_what_is_no_task_is_shown_and_exported_as_well(
     penstock: Command, as_json: AsJson, queue: RedisTaskQueue
 ) -> None:
