@@ -9,10 +9,11 @@ from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.messages import LBSInfo, LBSInputMessage
 from penstock.errors import NotFound, PenstockError
+from penstock.ids import after
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, Look, checked_id
+from penstock.ops.catalogue import Catalogue, Look
 from penstock.ops.lag import measure
 from penstock.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
 from penstock.redis.aio import Reply
@@ -74,7 +75,7 @@ class Services:
         check_number("limit", limit)
         keys = BalancerKeys.of(service)
         await self._look(keys)
-        start, found = f"({checked_id(cursor)}" if cursor else "-", list[BalancedStream]()
+        start, found = after(cursor) if cursor else "-", list[BalancedStream]()
         while True:
             rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", _PAGE)
             for stream in await self._owned(keys, rows):

@@ -89,7 +89,7 @@ class TaskQueues:
     async def _queued(self, queue: str, lane: str, _: TaskState, limit: int, cursor: str) -> tuple[list[TaskInfo], str]:
         stream = self._keys(queue).tasks(suffix_of(lane)).stream
         start = cursor or await self._last_delivered(stream, queue)
-        rows, further = await read_entries(self._client, stream, EntryRange(f"({start}", "+", limit, _LARGEST))
+        rows, further = await read_entries(self._client, stream, EntryRange(ids.after(start), "+", limit, _LARGEST))
         found = [self._task(queue, lane, TaskState.QUEUED, _flat(row)) for row in rows]
         return [task for task in found if task is not None], further
 
@@ -154,7 +154,7 @@ class TaskQueues:
 
     async def _done(self, queue: str, kind: str | None, limit: int, cursor: str) -> Page[TaskInfo]:
         results = self._keys(queue).results
-        start = f"({checked_id(cursor)}" if cursor else "+"
+        start = ids.before(cursor) if cursor else "+"
         wanted = EntryRange(start, "-", limit, _LARGEST, newest_first=True)
         rows, further = await read_entries(self._client, results, wanted)
         found = [task for row in rows for task in _results(queue, _flat(row)) if kind in {None, task.kind}]
