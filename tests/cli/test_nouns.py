@@ -262,8 +262,8 @@ def test_queues_of_messages_and_tasks_are_listed(
     queue.publish({"to": "bob"})
     dead_letter(n=1)
     by_name = {row["name"]: row for row in as_rows("queue", "ls")}
-    assert (by_name["mails"]["of"], by_name["mails"]["waiting"]) == ("messages", 1)
-    assert (by_name["penstock"]["of"], by_name["penstock"]["dead_letters"]) == ("tasks", 1)
+    assert (by_name["mails"]["kind"], by_name["mails"]["waiting"]) == ("messages", 1)
+    assert (by_name["penstock"]["kind"], by_name["penstock"]["dead_letters"]) == ("tasks", 1)
     assert as_json("queue", "stats", "mails")["pending"] == 1
     assert "bob" in as_json("queue", "peek", "mails")["payload"]
     assert as_json("queue", "purge", "mails", "--dry-run")["purged"] == 1
@@ -358,11 +358,11 @@ def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> 
     producer = StreamProducer(client, "orders", "shop")
     producer.ensure_group()
     producer.push_many([{"n": n} for n in range(5)])
-    assert as_json("health")["healthy"] is True
+    assert as_json("health")["is_healthy"] is True
     found = as_json("health", "--max-lag", "4", code=3)
-    assert (found["healthy"], found["lag"]) == (False, 5)
+    assert (found["is_healthy"], found["lag"]) == (False, 5)
     assert "orders/shop: lag 5 exceeds --max-lag 4" in found["issues"]
-    assert as_json("health", "--max-lag", "4", "--stream", "others*")["healthy"] is True
+    assert as_json("health", "--max-lag", "4", "--stream", "others*")["is_healthy"] is True
 
 
 def test_top_prints_samples_with_rates(penstock: Command, as_rows: Rows, client: StreamClient) -> None:

@@ -70,7 +70,7 @@ def test_a_task_is_due_at_a_time_or_some_time_from_now(
     task_id = as_json("task", "send", "render", "--at", "2h")["id"]
     before = as_json("task", "send", "render", "--delay", "1h59m")["id"]
     after = as_json("task", "send", "render", "--delay", "2h1m")["id"]
-    due = [as_json("task", "status", each)["due_at_ms"] for each in (before, task_id, after)]
+    due = [as_json("task", "status", each)["due_at"] for each in (before, task_id, after)]
     assert due == sorted(due)
     penstock("task", "send", "render", "--at", "noon", code=2)
     lines = dict(line.split(maxsplit=1) for line in penstock("task", "status", task_id).stdout.splitlines())

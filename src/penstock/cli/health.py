@@ -42,7 +42,7 @@ def health(
         found = inspector.overview(stream, count_lags=True)
     issues = list(_issues(found, max_lag, max_age, max_idle, max_dead_letters))
     if as_json:
-        print(to_json({"healthy": not issues, "issues": issues, **_numbers(found)}))
+        print(to_json({"is_healthy": not issues, "issues": issues, **_numbers(found)}))
     else:
         for issue in issues:
             print(shown(issue))

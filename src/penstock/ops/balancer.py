@@ -9,10 +9,11 @@ from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.messages import FIELD, LBSInfo, LBSInputMessage
 from penstock.errors import NotFound, PenstockError
+from penstock.ids import after
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, Look, checked_id
+from penstock.ops.catalogue import Catalogue, Look
 from penstock.ops.entries import EntryRange, read_entries
 from penstock.ops.lag import measure
 from penstock.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
@@ -76,7 +77,7 @@ class Services:
         check_number("limit", limit)
         keys, count = BalancerKeys.of(service), min(_PAGE, limit)
         await self._look(keys)
-        start, found = f"({checked_id(cursor)}" if cursor else "-", list[BalancedStream]()
+        start, found = after(cursor) if cursor else "-", list[BalancedStream]()
         for _ in range(_MOST_STEPS):
             rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", count)
             for stream in await self._owned(keys, rows):

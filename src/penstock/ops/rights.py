@@ -221,9 +221,16 @@ def _beside(keys: StreamKeys) -> str:
 
 def as_line(words: Iterable[str]) -> str:
     """Return words as redis-cli reads them."""
-    return " ".join(word if re.fullmatch(r"[^\s\"'\\]+", word) else _quoted(word) for word in words)
+    return " ".join(
+        word if re.fullmatch(r"[^\s\"'\\]+", word) and word.isprintable() else _quoted(word) for word in words
+    )
 
 
 def _quoted(word: str) -> str:
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    # A terminal would carry out control characters, and redis-cli would end the line at some of them.
+    return '"' + "".join(char if char.isprintable() else _as_bytes(char) for char in escaped) + '"'
+
+
+def _as_bytes(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode())

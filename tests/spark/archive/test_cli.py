@@ -24,6 +24,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.lake.files import Location
+from tests.helpers.json_names import check
 from tests.helpers.threads import eventually
 from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
 from tests.spark.clusters import fast_start
@@ -245,6 +246,8 @@ def test_compact_and_status(root: Path) -> None:
     done = call("archive", "compact", "--archive", root, "--grace", "0s")
     assert done.stdout == "merged 3 files into 1; removed 3 replaced files\n"
     assert "orders" in call("archive", "status", "--archive", root).stdout
+    for command in ("archive compact", "archive status", "archive verify"):
+        check(command, [json.loads(call(*command.split(), "--archive", root, "--json").stdout)])
 
 
 def test_replay_counts_first_then_writes_then_has_nothing_to_do(
@@ -264,6 +267,9 @@ def test_replay_counts_first_then_writes_then_has_nothing_to_do(
     assert "30 of them were written by an earlier run" in again.stderr
     assert "wrote 0 messages; 30 were already there" in again.stdout
     assert stream_redis.xlen("again") == 30
+    told = json.loads(call(*words, *times, "--json").stdout)
+    assert told == {**json.loads(call(*words, *times, "--dry-run", "--json").stdout), "is_dry_run": False}
+    check("replay", [told])
 
 
 @pytest.mark.parametrize(

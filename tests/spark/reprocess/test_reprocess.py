@@ -22,6 +22,7 @@ from penstock.spark.reprocess.store import marked, must_stop, request_stop, resu
 from penstock.spark.reprocess.task import ReprocessTask, Work
 from penstock.sync.results import FSBackend, PostgresBackend
 from penstock.task import check_id
+from tests.helpers.json_names import check
 from tests.helpers.postgres import PostgresServer
 from tests.spark.archive.streams import START_MS, Stream, archive, flip_a_bit_of_the_payload, opened
 from tests.spark.driver import PYTHONPATH, Process
@@ -177,7 +178,9 @@ def test_dead_letters_of_one_reason_are_handled_and_those_that_are_done_purged(
     assert {result.kind for result in found.values()} == {"pay"}
     left = Counter(fields[b"dlq_reason"] for _, fields in stream_redis.xrange("orders_dlq"))
     assert left == {b"expired": 10, b"fatal": 3}
-    assert "done 0, failed 3; 0 of them already had a result" in call(*words).stdout
+    again = json.loads(call(*words, "--json").stdout)
+    assert (again["done"], again["failed"], again["earlier"]) == (0, 3, 0)
+    check("reprocess", [again])
 
 
 @pytest.mark.rotates

@@ -9,6 +9,7 @@ from penstock import envelope
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.messages import FIELD, LBSInfo, LBSInputMessage
 from penstock.errors import NotFound, PenstockError
+from penstock.ids import after
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
 from penstock.number_checks import check_number
@@ -17,7 +18,7 @@ from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES
 from penstock.shown import command_line
 from penstock.sync.balancer.commands import BalancerCommands
-from penstock.sync.ops.catalogue import Catalogue, Look, checked_id
+from penstock.sync.ops.catalogue import Catalogue, Look
 from penstock.sync.ops.entries import EntryRange, read_entries
 from penstock.sync.ops.lag import measure
 from penstock.sync.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
@@ -77,7 +78,7 @@ class Services:
         check_number("limit", limit)
         keys, count = BalancerKeys.of(service), min(_PAGE, limit)
         self._look(keys)
-        start, found = f"({checked_id(cursor)}" if cursor else "-", list[BalancedStream]()
+        start, found = after(cursor) if cursor else "-", list[BalancedStream]()
         for _ in range(_MOST_STEPS):
             rows = self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", count)
             for stream in self._owned(keys, rows):

@@ -185,8 +185,7 @@ class Streams:
         check_number("max_value_bytes", max_value_bytes)
         key, first, last = self._catalogue.keys(name).stream, bound(start), bound(end)
         if cursor:
-            checked_id(cursor)
-            first, last = (first, f"({cursor}") if newest_first else (f"({cursor}", last)
+            first, last = (first, ids.before(cursor)) if newest_first else (ids.after(cursor), last)
         ends = (last, first) if newest_first else (first, last)
         wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(text))
         rows, further = read_entries(self._client, key, wanted)

@@ -95,7 +95,8 @@ class TaskQueues:
     ) -> tuple[list[TaskInfo], str]:
         stream = self._keys(queue).tasks(suffix_of(lane)).stream
         start = cursor or self._last_delivered(stream, queue)
-        rows, further = read_entries(self._client, stream, EntryRange(f"({start}", "+", limit, max_value_bytes))
+        wanted = EntryRange(ids.after(start), "+", limit, max_value_bytes)
+        rows, further = read_entries(self._client, stream, wanted)
         return [self._task(queue, lane, TaskState.QUEUED, row) for row in rows], further
 
     def _last_delivered(self, stream: str, group: str) -> str:
@@ -159,7 +160,7 @@ class TaskQueues:
 
     def _done(self, queue: str, kind: str | None, limit: int, cursor: str, max_value_bytes: int) -> Page[TaskInfo]:
         results = self._keys(queue).results
-        start = f"({checked_id(cursor)}" if cursor else "+"
+        start = ids.before(cursor) if cursor else "+"
         wanted = EntryRange(start, "-", limit, max_value_bytes, newest_first=True)
         rows, further = read_entries(self._client, results, wanted)
         found = [task for row in rows for task in _results(queue, row) if kind in {None, task.kind}]
