@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from penstock.errors import ConfigurationError
 from penstock.spark.lake.delta import ATTEMPTS, CommitConflict, DataFile, DeltaLog, LogDamaged, library, statistics
-from penstock.spark.lake.files import FailPoint, Location
+from penstock.spark.lake.files import FailPoint, Location, wait_for_others
 from penstock.spark.lake.parquet import nullable_arrow, written
 from penstock.spark.pipeline.files import BatchKey, Files, joined, keep_attempt
 from penstock.spark.pipeline.rejected_rows import visible
@@ -170,14 +170,15 @@ class DeltaWriter(_DeltaSink):
 
     def _committed(self, log: DeltaLog, batch: tuple[str, int], change: Callable[[], object]) -> bool:
         """Commit a change, and retry if others change the table meanwhile; return whether the batch was new."""
-        for left in reversed(range(ATTEMPTS)):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 change()
             except CommitConflict:
+                wait_for_others(attempt)
                 log.refresh()
                 if log.has(batch):
                     return False
-                if not left:
+                if attempt == ATTEMPTS:
                     raise
             else:
                 break
