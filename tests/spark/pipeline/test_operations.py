@@ -140,6 +140,16 @@ def test_a_pipeline_and_its_preview_start_at_a_time(
     assert table() == [1, 2]
 
 
+def test_a_preview_starts_where_a_reset_says(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare
+) -> None:
+    add_orders(stream_redis, 5)
+    pipeline, third = pipeline_of(), stream_redis.xrange("orders")[2][0].decode()
+    for begin, count in ((third, 3), (f"({third}", 2), ("1970-01-01T00:00:02Z", 5), ("earliest", 5)):
+        reset(pipeline, plan_reset(pipeline, begin, 0))
+        assert preview(pipeline, spark).entries == count
+
+
 def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path) -> None:
     pipeline = pipeline_of()
     with Driver(tmp_path / "checkpoint").alone(), pytest.raises(PipelineBusy):
