@@ -15,6 +15,7 @@ from penstock.spark.pipeline.status import Places
 from penstock.spark.pipeline.steps import Handler
 from penstock.spark.pipeline.validation import PipelineInvalid
 from penstock.spark.runtime.errors import one_line, without_query_log
+from penstock.spark.runtime.master import require_running
 from penstock.spark.source.options import EARLIEST, GROUP, GROUP_NAMES, LATEST, MAX_ROWS, MIN_ROWS, Bound, SourceOptions
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def preview(pipeline: Pipeline, spark: SparkSession, count: int = 20) -> Preview
 
     Raises: PipelineInvalid if a part of the pipeline cannot work.
     """
+    require_running(spark)
     ranges = dict(_ranges(pipeline, count))
     handlers = tuple(step.handler for step in pipeline.steps if isinstance(step, Handler))
     if not ranges:
