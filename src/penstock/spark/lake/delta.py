@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from penstock.errors import PenstockError
-from penstock.spark.lake.files import Location, make_directory, one_line, translated
+from penstock.spark.lake.files import Location, make_directory, one_line, translated, wait_for_others
 from penstock.spark.runtime.versions import required
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ class DeltaLog:
             except _conflict():  # another writer has changed the table, and may have added them
                 if attempts == 1:
                     raise
+                wait_for_others(ATTEMPTS + 1 - attempts)
                 self.refresh()
                 self.add_columns(schema, attempts - 1)
 

@@ -34,7 +34,7 @@ from penstock.spark.runtime.errors import (
     one_line,
     without_query_log,
 )
-from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.master import is_connect, require_running
 from penstock.spark.runtime.restarts import run_with_restarts
 from penstock.spark.runtime.versions import has_read_limits
 
@@ -122,9 +122,11 @@ class Run:
         Raises:
             PipelineInvalid: nothing was started.
             PipelineBusy: another driver uses the checkpoint, and nothing was started.
+            SparkStopped: the session was stopped before.
             PipelineFailed: a batch failed.
 
         """
+        require_running(self._spark)
         send_modules(self._spark, functions_of(self._pipeline.steps))
         with _starting:
             rows = self._validated()
