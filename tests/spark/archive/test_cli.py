@@ -186,7 +186,7 @@ _HOLD = """
 import signal, sys
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.lake.files import Location, StoreFailed
+from penstock.spark.lake.files import Location
 
 ArchiveLock.take(Location.of(sys.argv[1]))
 print("held", flush=True)
