@@ -18,12 +18,12 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli import archive as cli_of_archive
 from penstock.cli.app import app
-from penstock.cli.stopping import stopping
+from penstock.cli.stopping import Stopping, stopping
 from penstock.errors import ConnectionFailed, PenstockError
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.lake.files import Location
+from penstock.spark.lake.files import Location, StoreFailed
 from tests.helpers.json_names import check
 from tests.helpers.threads import eventually
 from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
@@ -158,6 +158,33 @@ def test_a_continuous_run_starts_again_after_a_failure_that_passes(
     monkeypatch.setattr(ArchiveRun, "start", start)
     result = call("archive", "run", way, "--stream", "orders", "--url", stream_server.url, "--archive", root)
     assert (len(started), result.exit_code) == (starts, code), result.output
+
+
+@pytest.mark.slow
+@pytest.mark.needs_limits
+def test_a_run_that_a_store_has_failed_starts_again_in_its_session_and_archives_each_entry_once(
+    spark: SparkSession,
+    stream_server: EmbeddedServer,
+    stream_redis: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(stream_redis, "orders", 50)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.0)
+    stop, failures = Stopping(), iter(["checked", "placed"])
+    fails_at = next(failures)
+
+    def step(name: str) -> None:
+        nonlocal fails_at
+        if name == fails_at:
+            fails_at = next(failures, "")
+            raise StoreFailed("503 Slow Down")
+        stop.is_asked = name == "committed"
+
+    job = ArchiveRun(tmp_path / "cold", "orders", {"url": stream_server.url}, trigger="1 second", step=step)
+    cli_of_archive._archive(job, spark, stop, once=False)
+    assert [fields["data"] for _, fields in archived(tmp_path / "cold")] == [b"%d" % n for n in range(50)]
+    assert call("archive", "verify", "--archive", tmp_path / "cold", "--rows").exit_code == 0
 
 
 _HOLD = """

@@ -20,7 +20,7 @@ from penstock.spark.archive.compact import Compaction, SmallFiles
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.archive.table import ArchiveTable, load_state
 from penstock.spark.lake import files
-from penstock.spark.lake.files import Location
+from penstock.spark.lake.files import Location, StoreFailed
 from tests.helpers.threads import join, start
 from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
 from tests.spark.driver import PYTHONPATH, Process
@@ -409,27 +409,44 @@ def test_a_reader_of_a_file_that_was_replaced_keeps_it_when_a_killed_run_is_clea
 
 
 def test_a_run_goes_on_when_its_small_files_cannot_be_merged_and_tries_again_after_a_pause(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = Stream()
     stream.add(64)
     fill(tmp_path, stream, 0, 64)
-    file, now_s = tmp_path / files_of(tmp_path)[7].path, 1_000.0
-    content = file.read_bytes()
-    file.write_bytes(b"damaged")
-    archive_table = ArchiveTable.of(tmp_path)
+    now_s, archive_table = 1_000.0, ArchiveTable.of(tmp_path)
     small = ArchiveRun(tmp_path, "orders").small_files(archive_table, archive_table.load())
     small.now_s = lambda: now_s
-    for after_s in (0, 59, 1, 119, 1):
-        now_s += after_s
-        small.run_if_it_pays()
+
+    def refuse(*_: object) -> None:
+        raise StoreFailed("503 Slow Down")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(archive_table, "place", refuse)
+        for after_s in (0, 59, 1, 119, 1):
+            now_s += after_s
+            small.run_if_it_pays()
     assert re.findall(r"trying again in (\d+) s", caplog.text) == ["60", "120", "240"]
     assert len(files_of(tmp_path)) == 64
-    file.write_bytes(content)
     now_s += 240
     small.run_if_it_pays()
     assert len(files_of(tmp_path)) == 1
     assert archived(tmp_path) == stream.entries
+
+
+def test_a_damaged_file_keeps_no_others_from_being_merged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = Stream()
+    stream.add(20, every_ms=3 * 3_600_000)  # eight a day
+    fill(tmp_path, stream, 0, 20)
+    (tmp_path / files_of(tmp_path)[2].path).write_bytes(b"damaged")
+    now_s, archive_table = 1_000.0, ArchiveTable.of(tmp_path)
+    small = ArchiveRun(tmp_path, "orders").small_files(archive_table, archive_table.load())
+    small.now_s = lambda: now_s
+    for _ in range(3):
+        small.run_if_it_pays()
+        now_s += 60
+    assert caplog.text.count("cannot merge") == 1
+    assert [entry.rows for entry in files_of(tmp_path)] == [2, 1, 5, 8, 1, 1, 1, 1]
 
 
 def test_a_verification_beside_a_run_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,7 @@ class SmallFiles(Compaction):
     sweeps: ClassVar[bool] = False
     _failures: int = 0
     _not_before_s: float = -math.inf
+    _damaged: set[str] = field(default_factory=set)  # not merged by this run again, so that all others are
 
     def run_if_it_pays(self) -> None:
         """Compact, unless there is nothing to do, or a failure was a short time ago: archiving goes on regardless."""
@@ -190,15 +191,26 @@ class SmallFiles(Compaction):
         self, limit: int, files: Sequence[FileEntry], least_files: int, least_bytes: int = 0
     ) -> list[list[FileEntry]]:
         """Return the merges of files below a size that follow each other, where there are enough of them."""
-        if sum(entry.bytes < limit for entry in files) < least_files:
+
+        def is_small(entry: FileEntry) -> bool:
+            return entry.bytes < limit and entry.path not in self._damaged
+
+        if sum(map(is_small, files)) < least_files:
             return []  # of most days of an archive, before they are sorted: this runs after every batch
         found = []
-        for is_small, run in itertools.groupby(in_order(files), key=lambda entry: entry.bytes < limit):
-            merges = [group for group in self._groups(list(run)) if len(group) > 1] if is_small else []
+        for are_small, run in itertools.groupby(in_order(files), key=is_small):
+            merges = [group for group in self._groups(list(run)) if len(group) > 1] if are_small else []
             merged = [entry for group in merges for entry in group]
             if len(merged) >= least_files and sum(entry.bytes for entry in merged) >= least_bytes:
                 found += merges
         return found
+
+    def _copy(self, entry: FileEntry, writer: FileWriter) -> None:
+        try:
+            super()._copy(entry, writer)
+        except ArchiveDamaged:
+            self._damaged.add(entry.path)
+            raise
 
 
 def _days(state: State) -> dict[tuple[str, str], list[FileEntry]]:
