@@ -16,9 +16,9 @@ local group, entry_id, what, now_text = ARGV[1], ARGV[3], ARGV[4], ARGV[11]
 -- include: tasks/dead_letter_task.lua
 -- include: shared/put_aside.lua
 local entry = call('XPENDING', stream, group, entry_id, entry_id, 1)[1]
-if not entry and ARGV[8] == 'missing' and ARGV[13] ~= '' and #call('XRANGE', stream, entry_id, entry_id) == 0
-  and string.match(call('HGET', index, ARGV[13]) or '', '^%S+') == entry_id then
-  entry = {entry_id, '', 0, 0}
+if not entry and ARGV[8] == 'missing' and #call('XRANGE', stream, entry_id, entry_id) == 0 then
+  local known = call('HGET', index, ARGV[13])
+  if known and not is_open_elsewhere(known, entry_id) then entry = {entry_id, '', 0, 0} end
 end
 if not entry or (ARGV[2] ~= '' and entry[2] ~= ARGV[2]) then return 'gone' end
 local begun = tonumber(call('HGET', attempts, entry_id) or entry[4])
