@@ -1,13 +1,13 @@
 """What the Inspector and the dashboard cost a server that has much on it: 1,000 streams, 10,000 consumers, 1,000,000
-pending entries, 10,000 dead letters, 20,000 tasks, 100 more task queues and a balanced service of 100 streams.
+pending entries, 10,000 dead letters, 20,000 tasks, 100 more task queues, a balanced service of 100 streams, and a
+message queue and a task queue with messages of a megabyte.
 
     python -m bench.inspector [--streams 1000] [--strict]
 
-Prints for each call and page, of five runs: how long it took and how much of its core the server spent on it (medians),
-and by the server's own slow log the slowest command or script. The slow log measures by the clock, so that a command
-during which the machine ran something else looks slow: a command counts with the best of its five times, and the worst
-time that any command had is printed beside it, with how long the server waited for a core (Linux). With --strict the
-exit code is 1 when a limit is exceeded.
+Prints for each call and page medians of five runs: how long it took, how much of its core the server spent on it, and
+by the server's own slow log the slowest command or script. Elapsed time and the slow log measure by the clock, so other
+processes make everything look slow. Where Linux says that the machine is busy, more runs are made; the five that waited
+least for a core count, without what they waited. With --strict the exit code is 1 when a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ import httpx
 from penstock.dashboard import create_app
 from penstock.dashboard.server import DashboardServer
 from penstock.errors import FatalError
+from penstock.ops.model import TaskState
 from penstock.redis.embedded import EmbeddedServer
 from penstock.sync import ConsumerConfig, StreamBalancer, StreamClient, StreamConsumer, StreamMessage, StreamProducer
 from penstock.sync.ops import Inspector, Sampler
@@ -38,15 +39,18 @@ from penstock.sync.tasks import RedisTaskQueue, Task
 BIG = "big"  # one stream has half of everything
 GROUP = "workers"
 LETTERS, TASKS, SERVICE = "payments_dlq", "jobs", "telemetry"
+VIDEOS, MAILS = "videos", "mails"  # whose tasks and messages are large
 OVERVIEW_MS, PAGE_MS, COMMAND_MS, SAMPLER_SHARE = 500.0, 200.0, 10.0, 0.02
-_RUNS = 5
+_RUNS, _MOST_RUNS = 5, 15
+_QUIET = 0.05  # share of a run for which it may wait for a core
 _SLOW_US, _MOST_SLOW = 500, 1_000  # commands that take longer are logged, and so many of them
 _MAIN_THREAD = {"used_cpu_sys_main_thread", "used_cpu_user_main_thread"}
 _PAGES = (
     "/", "/streams", f"/stream?name={BIG}", f"/group?stream={BIG}&group={GROUP}", "/dead-letters",
-    f"/dead-letters?stream={LETTERS}", "/queues", "/tasks", f"/tasks?queue={TASKS}", "/workers",
-    "/balancer", "/spark", "/retention", "/server", "/audit",
+    f"/dead-letters?stream={LETTERS}", "/queues", "/tasks", f"/tasks?queue={TASKS}",
+    f"/tasks?queue={VIDEOS}&state=scheduled", "/workers", "/balancer", "/spark", "/retention", "/server", "/audit",
 )  # fmt: skip
+_EXAMINING = {"doctor", "page /server", "dead_letters.failures"}  # everything, like the overview, and compute with it
 _FILL = """
 for i = 1, tonumber(ARGV[1]) do redis.call('XADD', KEYS[1], '*', 'data', '{"order": ' .. i .. '}', 'message_id', i) end
 """
@@ -54,12 +58,18 @@ for i = 1, tonumber(ARGV[1]) do redis.call('XADD', KEYS[1], '*', 'data', '{"orde
 
 @dataclass(frozen=True)
 class Run:
-    """What a call cost once; `slow` has the times of its slow commands, the longest first, by what they begin with."""
+    """What a call cost once; `slow` has the longest time of each command that was slow, by what it begins with."""
 
     took_ms: float
     server_ms: float
-    waited_ms: float  # for a core, which others had
-    slow: dict[str, list[float]]
+    waited_ms: float  # for a core, which others had: server and client
+    server_waited_ms: float
+    slow: dict[str, float]
+
+    def own_ms(self, command: str) -> float:
+        """Return the longest time of a command, without its share of what the server waited; 0 = it was not slow."""
+        ran_ms = max(self.server_ms, 0.1)  # the server's own count has coarse steps
+        return self.slow.get(command, 0.0) * ran_ms / (ran_ms + self.server_waited_ms)
 
 
 @dataclass(frozen=True)
@@ -67,13 +77,14 @@ class Cost:
     """What one call costs."""
 
     name: str
-    limit_ms: float
+    limit_ms: float  # of the server's time
+    took_limit_ms: float
     runs: list[Run]
 
     @property
     def took_ms(self) -> float:
-        """How long it takes."""
-        return median(run.took_ms for run in self.runs)
+        """How long it takes on a machine that is not busy."""
+        return median(max(0.0, run.took_ms - run.waited_ms) for run in self.runs)
 
     @property
     def server_ms(self) -> float:
@@ -82,27 +93,26 @@ class Cost:
 
     @property
     def slowest(self) -> tuple[float, str]:
-        """The slowest command, each with its best time: other processes only ever add to it."""
-        best: list[tuple[float, str]] = []
-        for command in self.runs[0].slow:
-            times = [run.slow.get(command, []) for run in self.runs]
-            best += [(min(of_each), command) for of_each in zip(*times, strict=False)]
-        return max(best, default=(0.0, ""))
+        """The command with the greatest median of its longest times; in a run whose log does not have it, that is 0."""
+        commands = {command for run in self.runs for command in run.slow}
+        times = {command: median(run.own_ms(command) for run in self.runs) for command in commands}
+        return max(((ms, command) for command, ms in times.items()), default=(0.0, ""))
 
     @property
     def worst_ms(self) -> float:
-        """The longest time of any command in any run."""
-        return max((times[0] for run in self.runs for times in run.slow.values()), default=0.0)
+        """The longest time of any command in any run, with what the server waited."""
+        return max((ms for run in self.runs for ms in run.slow.values()), default=0.0)
 
     @property
     def waited_ms(self) -> float:
-        """How long the server waited for a core in the run in which that was longest."""
+        """How long server and client waited for a core in the run in which that was longest."""
         return max(run.waited_ms for run in self.runs)
 
     @property
     def is_within(self) -> bool:
         """Whether no limit is exceeded."""
-        return self.server_ms <= self.limit_ms and self.slowest[0] <= COMMAND_MS
+        is_quick = self.server_ms <= self.limit_ms and self.took_ms <= self.took_limit_ms
+        return is_quick and self.slowest[0] <= COMMAND_MS
 
 
 class Scale:
@@ -124,6 +134,7 @@ class Scale:
         self._dead_letters(10 * self._streams)
         self._tasks(20 * self._streams)
         self._service(self._streams // 10)
+        self._large(self._streams // 20)
 
     def _dead_letters(self, count: int) -> None:
         producer = StreamProducer(self.client, "payments", max_len=2 * count)
@@ -147,6 +158,18 @@ class Scale:
                 queue.enqueue_many([Task(kind="render", id=f"render-{m}") for m in range(20)])
                 queue.pop()
 
+    def _large(self, count: int) -> None:
+        body = "x" * 1_000_000
+        with RedisTaskQueue(self.client, VIDEOS) as queue:
+            for n in range(count):
+                queue.enqueue(Task(kind="cut", id=f"running-{n}", payload={"video": body}))
+                queue.pop()
+            for n in range(count):
+                queue.enqueue(Task(kind="cut", id=f"cron.video-{n}.1", payload={"video": body}), delay=86_400)
+        self.client.call("", "XGROUP", "CREATE", MAILS, "queue", "0", "MKSTREAM")
+        for _ in range(count):
+            self.client.call("", "XADD", f"{MAILS}::completed", "*", "data", body)
+
     def _service(self, streams: int) -> None:
         # No consumer runs: its heartbeats would be charged to what is measured.
         client, balancer = self.client, StreamBalancer(self.client, SERVICE, id="reader-1")
@@ -169,29 +192,38 @@ class Scale:
 
     def cost(self, name: str, call: Callable[[], object], limit_ms: float = PAGE_MS) -> Cost:
         """Make a call once to load its scripts, then some times, and return what it costs."""
+        took_limit_ms = OVERVIEW_MS if name in _EXAMINING else limit_ms
         call()
-        return Cost(name, limit_ms, [self._run(call) for _ in range(_RUNS)])
+        runs = [self._run(call) for _ in range(_RUNS)]
+        while len(runs) < _MOST_RUNS and sum(run.waited_ms <= _QUIET * run.took_ms for run in runs) < _RUNS:
+            runs.append(self._run(call))
+        return Cost(name, limit_ms, took_limit_ms, sorted(runs, key=lambda run: run.waited_ms / run.took_ms)[:_RUNS])
 
     def _run(self, call: Callable[[], object]) -> Run:
         self.client.call("", "SLOWLOG", "RESET")
-        busy_s, waited_ms, began_s = self._busy_s(), self._waited_ms(), time.perf_counter()
+        busy_s, before, began_s = self._busy_s(), self._waited_ms(), time.perf_counter()
         call()
         took_ms = (time.perf_counter() - began_s) * 1000
-        server_ms, waited_ms = (self._busy_s() - busy_s) * 1000, self._waited_ms() - waited_ms
-        slow: dict[str, list[float]] = defaultdict(list)
+        server_ms, after = (self._busy_s() - busy_s) * 1000, self._waited_ms()
+        slow: dict[str, float] = defaultdict(float)
         for entry in self.client.call("", "SLOWLOG", "GET", _MOST_SLOW):
-            slow[_shown(entry[3])].append(entry[2] / 1000)
-        return Run(took_ms, server_ms, waited_ms, {command: sorted(slow[command], reverse=True) for command in slow})
+            slow[_shown(entry[3])] = max(slow[_shown(entry[3])], entry[2] / 1000)
+        of_server, of_client = (max(0.0, now - then) for now, then in zip(after, before, strict=True))
+        return Run(took_ms, server_ms, of_server + of_client, of_server, dict(slow))
 
-    def _waited_ms(self) -> float:
-        # The main thread was ready to run and had no core.
-        return int(self._schedule.read_text().split()[1]) / 1e6 if self._schedule.exists() else 0.0
+    def _waited_ms(self) -> tuple[float, float]:
+        """Return for how long the server's main thread, and the threads of this process, had no core to run on."""
+        return _waited_ms([self._schedule]), _waited_ms(Path("/proc/self/task").glob("*/schedstat"))
 
     def _busy_s(self) -> float:
         # Of the server's main thread: what other processes take from it in the meantime does not count.
         lines = self.client.call("", "INFO", "cpu").decode().splitlines()
         numbers = dict(line.split(":", 1) for line in lines if ":" in line)
         return sum(float(numbers[name]) for name in _MAIN_THREAD)
+
+
+def _waited_ms(schedules: Iterable[Path]) -> float:
+    return sum(int(each.read_text().split()[1]) for each in schedules if each.exists()) / 1e6
 
 
 def _refuse(message: StreamMessage) -> None:
@@ -265,6 +297,11 @@ def measure(scale: Scale, url: str, *, is_strict: bool) -> int:
         scale.cost("dead_letters.failures", lambda: inspector.dead_letters.failures(LETTERS)),
         scale.cost("tasks.info", lambda: inspector.tasks.info(TASKS)),
         scale.cost("tasks.tasks", lambda: inspector.tasks.tasks(TASKS)),
+        scale.cost("tasks.begin_with", lambda: inspector.tasks.begin_with(TASKS, "nothing")),
+        scale.cost("tasks.tasks, large, running", lambda: inspector.tasks.tasks(VIDEOS, TaskState.RUNNING)),
+        scale.cost("tasks.tasks, large, scheduled", lambda: inspector.tasks.tasks(VIDEOS, TaskState.SCHEDULED)),
+        scale.cost("schedules.of, large", lambda: inspector.schedules.of(VIDEOS)),
+        scale.cost("queues.peek, 10 large ones", lambda: inspector.queues.peek(MAILS, source="completed")),
         scale.cost("services.all", inspector.services.all),
         scale.cost("services.streams", lambda: inspector.services.streams(SERVICE)),
         scale.cost("retention.page", inspector.retention.page),
@@ -289,9 +326,7 @@ def measure(scale: Scale, url: str, *, is_strict: bool) -> int:
             f"{cost.name:36}{cost.took_ms:10.1f}{cost.server_ms:11.1f}{slowest_ms:12.2f}{cost.worst_ms:10.2f}"
             f"{cost.waited_ms:11.1f}   {command}{mark}"
         )
-    print("\nslowest: each command with the best of its times; worst: the longest of any; waited: for a core, at most")
-    beyond = sum(cost.worst_ms > COMMAND_MS for cost in costs)
-    print(f"in {beyond} calls a command had a time of more than {COMMAND_MS:.0f} ms")
+    print("\ntook, slowest: medians, without what was waited for a core; worst: the longest of any; waited: at most")
     share = sampler_share(scale, inspector)
     print(f"\na Sampler takes {100 * share:.2f} % of a core of the server")
     is_within = all(cost.is_within for cost in costs) and share <= SAMPLER_SHARE

@@ -211,6 +211,14 @@ def hang_up(address: SocketAddress) -> None:
         ask(address, "CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes", timeout_s=30.0)
 
 
+def end_pause_and_users(address: SocketAddress) -> None:
+    """Removes what a failed test may have left: a pause would hold up the next command that writes."""
+    ask(address, "CLIENT", "UNPAUSE", timeout_s=30.0)
+    users: list[bytes] = ask(address, "ACL", "USERS", timeout_s=30.0)  # type: ignore[assignment]
+    if left := [user for user in users if user != b"default"]:
+        ask(address, "ACL", "DELUSER", *left, timeout_s=30.0)
+
+
 class ServerPark:
     """The shared servers of one test process."""
 
@@ -223,6 +231,7 @@ class ServerPark:
             self._servers[kind.name] = SharedServer(kind.binary(), port=0)
         server = self._servers[kind.name].start()
         hang_up(server.unix_socket)
+        end_pause_and_users(server.unix_socket)
         for command in (["FLUSHALL"], ["SCRIPT", "FLUSH"], *(["CONFIG", "SET", *pair] for pair in _SETTINGS.items())):
             ask(server.unix_socket, *command, timeout_s=30.0)
         return server
@@ -321,5 +330,6 @@ def cluster(cluster_of_session: Cluster) -> Cluster:
     """An empty cluster of three nodes."""
     for address in cluster_of_session.addresses:
         hang_up(address)
+        end_pause_and_users(address)
     cluster_of_session.flush()
     return cluster_of_session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer.main
 from penstock.cli.app import app
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
+JSON_NAMES = PAGE.parents[2] / "tests" / "helpers" / "json_names.json"
 HEAD = """\
 # The command line
 
@@ -23,7 +25,8 @@ them, then run `make reference`.
   which `--config` names the file. Every command that connects to a server takes these two.
 * **Output.** Results go to standard output, messages to standard error. Commands that run until they are stopped
   (`worker`, `consume`, `exporter`) print their progress to standard output, and only warnings and errors to standard
-  error. `--json` prints one object per line, with stable names. Tables are for people; in a pipe no column is cut.
+  error. `--json` prints one object per line, with stable names; times are in ISO 8601. Tables are for people; in a
+  pipe no column is cut.
 * **Durations** are `500ms`, `30s`, `1h30m` or `'10 minutes'`. **Times** are `2026-11-15T12:00Z`, in UTC unless they
   name a zone, milliseconds since 1970, or how long ago: `2h`.
 * **Ids** may be shortened to a unique prefix, such as their milliseconds. Where a stream has more than 100,000 dead
@@ -77,7 +80,17 @@ def _section(path: tuple[str, ...], command: Any) -> str:
         lines += ["| argument or option | meaning | default |", "|---|---|---|"]
         lines += [f"| {spelled} | {_cell(each.help or '')} | {_default(each)} |" for spelled, each in rows]
         lines.append("")
+    for variant, names in _names_in_json(" ".join(path)):
+        lines += [f"`--json`{variant} prints {', '.join(f'`{name}`' for name in names)}.", ""]
     return "\n".join(lines)
+
+
+def _names_in_json(name: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the names that a command prints, and with which arguments."""
+    for what, names in json.loads(JSON_NAMES.read_text()).items():
+        more = what.removeprefix(name)
+        if not more or (more.startswith(" ") and not more[1].islower()):  # `--causes`, `SERVICE`: no other command
+            yield (f" with `{more.strip()}`" if more else ""), [each for each in names if "." not in each]
 
 
 def _text(text: str | None) -> str:

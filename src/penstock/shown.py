@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from penstock import ids
+
 _DEEPEST = 100
 _MOST_BITS = 10_000  # of a number in JSON; Python refuses to write more than 4,300 digits
 
@@ -45,9 +47,9 @@ def to_json(value: object, indent: int | None = None) -> str:
 def plain(value: Any, depth: int = 0) -> Any:
     """Return the value in types that JSON has, so that any message can be shown, whatever it contains."""
     if isinstance(value, msgspec.Struct):
-        value = msgspec.structs.asdict(value)
+        value = _with_times(msgspec.structs.asdict(value))
     elif is_dataclass(value) and not isinstance(value, type):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
+        value = _with_times({each.name: getattr(value, each.name) for each in fields(value)})
     if not isinstance(value, Mapping | list | tuple | set | frozenset):
         return _scalar(value)
     if depth > _DEEPEST:
@@ -62,6 +64,16 @@ def plain(value: Any, depth: int = 0) -> Any:
             text = f"{text} ({type(key).__name__})"
         found[text] = plain(item, depth + 1)
     return found
+
+
+def _with_times(named: dict[str, Any]) -> dict[str, Any]:
+    # Output has one form for times: `dead_at_ms`, a number, becomes `dead_at`, in ISO 8601.
+    return {
+        name.removesuffix("_ms") if (is_time := f"_{name}".endswith("_at_ms")) else name: (
+            ids.moment(item) if is_time and item is not None else item
+        )
+        for name, item in named.items()
+    }
 
 
 def _scalar(value: Any) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import running
 from tests.helpers.threads import eventually
 from tests.spark.conftest import java  # noqa: F401  a fixture
 
@@ -62,7 +63,7 @@ def start(home: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield run
     for demo in started:
         demo.kill()
-        demo.communicate()
+        demo.communicate(timeout=DEADLINE_S)
 
 
 def processes_of(home: Path) -> list[str]:
@@ -206,19 +207,16 @@ def test_no_color_is_honoured_on_a_terminal(home):
 def on_a_terminal(environment: dict[str, str]) -> str:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "penstock", *ARGUMENTS]
-    demo = subprocess.Popen(
-        command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
-    os.close(theirs)
-    shown = b""
-    try:
-        while chunk := os.read(ours, 65_536):
-            shown += chunk
-    except OSError:
-        pass  # Linux reports the end of a terminal as an error
-    finally:
-        os.close(ours)
-        assert demo.wait(DEADLINE_S) == 0
+    with running(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as demo:
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := os.read(ours, 65_536):
+                shown += chunk
+        except OSError:
+            pass  # Linux reports the end of a terminal as an error
+    os.close(ours)
+    assert demo.returncode == 0
     return shown.decode()
 
 

@@ -36,6 +36,7 @@ async def test_streams_are_owned_kept_finished_and_taken_over(client: StreamClie
     async with following(dead) as (first,):
         ids = [await dead.add_stream(f"session-{number}") for number in range(12)]
         await eventually(lambda: len(first.owned) == 12)
+        # Several heartbeats: one that finds all locks as they were says nothing.
         await throughout(1.0, lambda: first.disowned == [] and len(first.owned) == 12)
         locks = [f"session-{number}{SEP}{entry_id}" for number, entry_id in enumerate(ids)]
         await eventually(lambda: {raw.get(lock) for lock in locks} == {b"redis-consumer-dead"})

@@ -283,6 +283,7 @@ async def test_8_a_claimed_stream_is_kept_from_the_first_moment_on(client: Strea
         async with following(quick(client, "a"), quick(client, "b")) as (a, b):
             await crash(dead)
             await eventually(lambda: len(a.owned) + len(b.owned) == 100)
+            # Several heartbeats: nothing shows that none of them finds a lock gone.
             await throughout(1.0, lambda: len(a.owned) + len(b.owned) == 100)
             assert not set(a.owned) & set(b.owned)
             assert a.disowned == b.disowned == []
@@ -310,6 +311,7 @@ async def test_9_one_name_added_twice_has_one_owner_and_the_second_entry_follows
         await eventually(lambda: a.owned + b.owned)
         second = add_raw(raw, "session-1", {"again": True})
         await eventually(lambda: len(pending(raw)) == 2)
+        # Several rounds of recovery, in which the second entry is left alone: that shows nowhere.
         await throughout(1.0, lambda: len(a.owned + b.owned) <= 1)
         owner = a if a.owned else b
         assert owner.balancer.owned[0].payload.id_in_lbs == first
@@ -348,6 +350,7 @@ async def test_12_a_paused_owner_that_was_not_missed_goes_on_and_is_not_offered_
         await eventually(lambda: a.added)
         raw.delete(f"session-1{SEP}{entry_id}")
         await eventually(lambda: locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id})
+        # Several sweeps, which pass over its own stream without a word.
         await throughout(0.5, lambda: a.expired == a.disowned == [])
         with pytest.raises(AlreadyClaimed, match="owned by this consumer"):
             await a.balancer.claim(LBSInfo("session-1", entry_id))
@@ -371,6 +374,7 @@ async def test_13_broken_connections_cost_no_stream(client: StreamClient, raw: r
         await eventually(lambda: a.added)
         for _ in range(3):
             raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            # The heartbeat connects again at some moment, and tells only of losses.
             await throughout(0.3, lambda: a.disowned == [])
         await eventually(lambda: locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id})
         await a.balancer.done_stream("session-1")
@@ -405,6 +409,7 @@ async def test_15_expiries_of_other_services_are_not_told(client: StreamClient, 
         raw.set(f"theirs{SEP}{entry_id}", "redis-consumer-x", px=1)  # an id of ours under another name
         raw.set(f"theirs{SEP}nonsense", "redis-consumer-x", px=1)
         await eventually(lambda: not raw.keys(f"theirs{SEP}*"))
+        # The events have come or are about to; one that is passed over leaves no trace.
         await throughout(0.5, lambda: a.expired == [])
         assert a.owned == ["mine"]
 
@@ -464,6 +469,7 @@ async def test_18_nobody_takes_more_than_it_can(client: StreamClient, raw: redis
         for number in range(8):
             add_raw(raw, f"session-{number}")
         await eventually(lambda: len(a.owned) == 2 and len(b.owned) == 3)
+        # Several rounds of recovery: nothing shows that a consumer declines to take more.
         await throughout(0.5, lambda: len(a.owned) == 2 and len(b.owned) == 3)
         await a.balancer.done_stream(a.owned[0])
         await eventually(lambda: len(a.added) == 3)

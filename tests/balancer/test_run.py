@@ -125,6 +125,7 @@ async def test_a_handler_whose_stream_was_taken_over_is_told_and_its_commit_refu
             await reading.begun[0].commit("9-9")
         assert raw.hget("{session-1}:balancer:svc", "position") != b"9-9"
         await eventually(lambda: reading.ended == ["session-1"])
+        # Several heartbeats, which leave no trace when they own nothing.
         await throughout(0.3, lambda: locks(raw) == {f"session-1{SEP}{entry_id}": GO})
     assert entry_id in pending(raw), "the new owner's entry is untouched"
 
@@ -301,6 +302,7 @@ async def test_streams_move_to_a_consumer_that_joins(client: StreamClient, raw: 
         await eventually(lambda: len(a.owned) == 8)
         async with running((b, second)):
             await eventually(lambda: (len(a.owned), len(b.owned)) == (4, 4))
+            # Several rounds of balancing: nothing shows that one decides to leave all as it is.
             await throughout(0.5, lambda: (len(a.owned), len(b.owned)) == (4, 4))
         await eventually(lambda: len(a.owned) == 8)
 

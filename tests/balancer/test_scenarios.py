@@ -198,4 +198,5 @@ async def test_init_goes_on_when_recovery_fails(client: StreamClient, raw: redis
         add_raw(raw, "session1")
         await eventually(lambda: a.added == ["session1"])
         await eventually(lambda: len(failures) == 3)
+        # Another round of recovery, which leaves no trace.
         await throughout(0.3, lambda: a.owned == ["session1"])

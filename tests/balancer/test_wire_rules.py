@@ -311,6 +311,7 @@ async def test_rule_12_a_heartbeat_takes_nothing_back(client: StreamClient, raw:
         """
         raw.eval(script, 2, LBS, f"session-1{SEP}{entry_id}", GROUP, GO, entry_id)
         await eventually(lambda: a.disowned == ["session-1"])
+        # Several heartbeats, which leave no trace when they have nothing to refresh.
         await throughout(0.5, lambda: pending(raw)[entry_id][0] == GO)
         assert locks(raw) == {f"session-1{SEP}{entry_id}": GO}
 

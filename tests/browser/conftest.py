@@ -16,6 +16,17 @@ from penstock.testing import ServerMissing
 from tests.dashboard.conftest import running
 from tests.dashboard.world import busy_server
 
+PATIENCE_MS = 120_000  # Chromium starts, and loads pages, on cores that are busy with other tests
+_TIMEOUT_S = 600  # of a test: several pages
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives each test time for several pages."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+
+
 if not os.environ.get("PENSTOCK_BROWSER"):
     collect_ignore_glob = ["test_*.py"]
 else:
@@ -31,7 +42,7 @@ else:
         if program is None:
             raise ServerMissing("Chromium is missing: apt-get install --no-install-recommends chromium")
         with sync_playwright() as playwright:
-            found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+            found = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"], timeout=PATIENCE_MS)
             yield found
             found.close()
 
@@ -51,6 +62,7 @@ else:
     def page(browser: Browser, address: str) -> Iterator[Page]:
         """A page at the address; at its end, nothing may have gone wrong on it."""
         context = browser.new_context(base_url=address, viewport={"width": 1280, "height": 860})
+        context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         wrong: list[str] = []
         page.on("console", lambda said: wrong.append(said.text) if said.type in {"error", "warning"} else None)

@@ -12,12 +12,16 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Page, expect
 
+from penstock.dashboard.security import SESSION_COOKIE
 from penstock.sync import StreamClient, StreamProducer
+from tests.browser.conftest import PATIENCE_MS
+from tests.dashboard.conftest import running
 from tests.dashboard.test_pages import addresses
 
 pytestmark = pytest.mark.usefixtures("default_server")
 PICTURES = Path(__file__).parents[2] / "docs" / "images"
-PHONE = {"width": 390, "height": 844}
+PHONE, SCREEN = {"width": 390, "height": 844}, {"width": 1280, "height": 860}
+TOKEN = "a token of 20 letters"
 
 
 def violations(page: Page, axe: str) -> list[str]:
@@ -44,6 +48,71 @@ def test_every_page_is_accessible_and_fits_in_both_themes(page: Page, raw: redis
         page.goto(address)
         found[address] = [*violations(page, axe), *(["too wide"] if overflow(page) else [])]
     assert {address: wrong for address, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_questions_errors_and_the_login_are_accessible(
+    browser: Browser, redis_url: str, address: str, raw: redis.Redis, axe: str, theme: Any
+) -> None:
+    pending = raw.xpending_range("orders", "billing", "-", "+", 1)[0]["message_id"].decode()
+    paths = [
+        "/confirm/redrive?stream=orders", "/confirm/purge?stream=orders&reason=none", "/confirm/trim?stream=orders",
+        f"/confirm/claim?stream=orders&group=billing&id={pending}", "/nowhere", "/stream?name=none", "/stream",
+    ]  # fmt: skip
+    found = {}
+    with running(redis_url, token=TOKEN) as locked:
+        for path in [*(address + path for path in paths), f"{locked}/login", f"{locked}/login?token=wrong"]:
+            for size in (SCREEN, PHONE):
+                page = browser.new_page(viewport=size, color_scheme=theme)  # type: ignore[arg-type]
+                page.goto(path)
+                found[path] = [*violations(page, axe), *(["too wide"] if overflow(page) else [])]
+                page.close()
+    assert {path: wrong for path, wrong in found.items() if wrong} == {}
+
+
+def test_dialogs_are_accessible(page: Page, axe: str) -> None:
+    found = {}
+    for path, button in (
+        ("/dead-letters?stream=orders", "Redrive all that match…"), ("/dead-letters?stream=orders", "Delete all that match…"),
+        ("/group?stream=orders&group=billing", "Claim…"), ("/group?stream=orders&group=billing", "Dead-letter…"),
+    ):  # fmt: skip
+        page.goto(path)
+        if not button.endswith("match…"):
+            page.locator("tbody input[type=checkbox]").first.check()
+        page.get_by_role("button", name=button).click()
+        expect(page.get_by_role("dialog").get_by_role("link", name="Cancel")).to_be_visible()
+        found[button] = violations(page, axe)
+    page.goto("/")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    found["?"] = violations(page, axe)
+    assert {button: wrong for button, wrong in found.items() if wrong} == {}
+
+
+def test_with_a_token_a_browser_logs_in_and_works(
+    browser: Browser, redis_url: str, world: StreamClient, raw: redis.Redis
+) -> None:
+    with running(redis_url, token=TOKEN, allow_actions=True) as address:
+        context = browser.new_context(base_url=address)
+        page = context.new_page()
+        page.goto("/dead-letters?stream=orders")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Log in")
+        page.get_by_label("Token").fill("a wrong token of 20 letters")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_have_text("Wrong token.")
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Log in").click()
+        expect(page.locator("#live-status")).to_have_text("live")
+        assert page.url == f"{address}/dead-letters?stream=orders"
+        page.get_by_role("button", name="Delete all that match…").click()
+        page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+        expect(page.get_by_role("status").filter(has_text="deleted")).to_be_visible()
+        assert raw.xlen("orders_dlq") == 0
+        assert TOKEN not in page.content()
+        [cookie] = [each for each in context.cookies() if each["name"] == SESSION_COOKIE]
+        assert cookie["httpOnly"]
+        assert cookie["sameSite"] == "Strict"
+        context.close()
 
 
 def test_every_page_fits_on_a_phone(page: Page, raw: redis.Redis, axe: str) -> None:
@@ -222,6 +291,7 @@ def test_pictures_of_the_main_pages(browser: Browser, address: str, world: Strea
     producer = StreamProducer(world, "invoices")
     for name, (path, theme) in pictures.items():
         page = browser.new_page(base_url=address, viewport={"width": 1280, "height": 800}, color_scheme=theme)  # type: ignore[arg-type]
+        page.set_default_timeout(PATIENCE_MS)
         page.goto(path)
         if path == "/":
             for _ in range(12):  # something to draw

@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, Page
 
 from penstock.task import Result, encode
 from penstock.units import count
+from tests.browser.conftest import PATIENCE_MS
 from tests.browser.test_dashboard import PHONE, PICTURES, overflow, violations
 
 DAY_MS = 86_400_000
@@ -167,6 +168,7 @@ def report(
 def page(browser: Browser) -> Iterator[Page]:
     """A page on which nothing may go wrong, and which may ask for nothing but the file."""
     context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     wrong: list[str] = []
     page.on("console", lambda said: wrong.append(said.text) if said.type in {"error", "warning"} else None)
@@ -189,7 +191,6 @@ PLOTS = """() => [...document.querySelectorAll('svg.plot')].map(svg => {
         labels: [...svg.querySelectorAll('text.x')].filter(text => getComputedStyle(text).display != 'none').map(place)}})"""
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_report_tells_what_is_in_the_data(
     report: tuple[Data, Path], page: Page, axe: str, tmp_path: Path, theme: Any
@@ -275,7 +276,6 @@ def value_of(bar: list[Any]) -> int:
     return int(bar[0].rpartition(": ")[2].replace(",", ""))
 
 
-@pytest.mark.timeout(600)
 def test_a_report_fits_on_a_phone(report: tuple[Data, Path], page: Page, axe: str, tmp_path: Path) -> None:
     _, file = report
     page.set_viewport_size(PHONE)

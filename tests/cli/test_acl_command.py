@@ -256,6 +256,7 @@ def test_a_reader_looks_and_changes_nothing(as_user: As, check: Check, raw: redi
         "queue/unread",
         "ops/look",
         "ops/entries",
+        "ops/bodies",
     ],
 )
 def test_a_reader_may_do_what_the_scripts_that_read_do(name: str) -> None:
@@ -398,3 +399,4 @@ def test_a_role_without_a_place_is_refused(role: RoleName) -> None:
 
 def test_words_are_quoted_as_redis_cli_reads_them() -> None:
     assert as_line(["~a b", "~c", '~d"\\']) == '"~a b" ~c "~d\\"\\\\"'
+    assert as_line(["~\x1b\n\u202e"]) == '"~\\x1b\\x0a\\xe2\\x80\\xae"'

@@ -130,7 +130,7 @@ def test_a_stream_that_dead_letters_are_returned_to_is_that_of_one_dead_letter_s
 def test_a_dry_run_changes_nothing(as_json: AsJson, dead_letter: GiveUp, queue: RedisTaskQueue) -> None:
     dead_letter(), dead_letter()
     assert as_json("queue", "dlq", "retry", "--dry-run")["redriven"] == 2
-    assert as_json("queue", "dlq", "purge", "--dry-run") == {"purged": 2, "dry_run": True}
+    assert as_json("queue", "dlq", "purge", "--dry-run") == {"purged": 2, "is_dry_run": True}
     assert queue.dead.count() == 2
 
 
@@ -307,6 +307,19 @@ def test_parquet(penstock: Command, dead_letter: GiveUp, tmp_path: Path) -> None
     table = pyarrow.parquet.read_table(path).to_pylist()
     assert [row["task_id"] for row in table] == [task.id for task in tasks]
     assert [json.loads(row["payload"])["n"] for row in table] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_only_the_owner_can_read_a_new_file_of_an_export(
+    penstock: Command, dead_letter: GiveUp, tmp_path: Path, form: str
+) -> None:
+    dead_letter(card="4111")
+    path = tmp_path / "letters"
+    penstock("dlq", "export", "--format", form, "--output", str(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o640)
+    penstock("dlq", "export", "--format", form, "--output", str(path))
+    assert path.stat().st_mode & 0o777 == 0o640, "whoever owns a file may share it"
 
 
 def test_what_is_no_task_is_shown_and_exported_as_well(

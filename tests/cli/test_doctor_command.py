@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from penstock.errors import NotFound
-from penstock.ops import findings
+from penstock.ops import findings, server_findings
 from penstock.ops.model import DeadLetterStreamInfo, GroupKind, Pin, RetentionInfo, StreamKind
 from penstock.ops.rights import RoleName
 from penstock.shown import command_line
@@ -56,7 +56,7 @@ def test_every_command_of_a_fix_exists(redis_url: str, raw: redis.Redis) -> None
                 inspector.groups.info("late", "nobody")
     finally:
         raw.config_set("maxmemory", 0)
-    fixes += [finding.fix for role in RoleName for finding in findings.lacking("someone", role, ["XADD"])]
+    fixes += [finding.fix for role in RoleName for finding in server_findings.lacking("someone", role, ["XADD"])]
     texts = [*fixes, str(missing.value)]
     commands = [command for text in texts for command in _COMMAND.findall(text)]
     assert {shlex.split(command)[1] for command in commands} == {"acl", "group", "retention"}

@@ -32,6 +32,7 @@ from penstock.sync import (
 from penstock.sync.tasks import RedisTaskQueue, Result, Task
 from tests.helpers.commands import TREE as ROOT
 from tests.helpers.commands import call, run
+from tests.helpers.processes import running
 from tools.cli_reference import leaves
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -57,7 +58,7 @@ class Case:
 
 
 CASES: dict[str, Case] = {
-    "stream ls": Case(reads=True),
+    "stream ls": Case(reads=True, unknown=("nosuch",)),
     "stream info": Case(("orders",), ("nosuch",), reads=True),
     "stream peek": Case(("orders",), ("nosuch",), ("orders", "--since", "noon"), reads=True),
     "stream tail": Case(("orders", "--no-follow"), ("nosuch", "--no-follow"), ("orders", "-n", "-1"), reads=True),
@@ -105,8 +106,11 @@ CASES: dict[str, Case] = {
     "doctor": Case(reads=True),
     "acl": Case(("--role", "worker", "--stream", "orders"), bad=("--role", "emperor"), reads=True),
     "top": Case(("--every", "10ms", "-n", "1"), ("--stream", "nosuch"), ("--every", "soon"), reads=True),
-    "exporter": Case(None, bad=("--port", "99999"), note="it runs until it is stopped: test_worker_command.py"),
-    "dashboard": Case(None, bad=("--port", "99999"), waits=True, note="tests/dashboard"),
+    "exporter": Case(
+        None, ("--stream", "nosuch", "--port", "0"), ("--port", "99999"),
+        note="it runs until it is stopped: test_worker_command.py",
+    ),
+    "dashboard": Case(None, bad=("--port", "99999"), waits=True, note="tests/dashboard/test_command.py"),
     "bench": Case(("--for", "20ms", "--messages", "300"), bad=("--messages", "0"), reads=True),
     "config show": Case(reads=True, bad=("--set", "nonsense"), needs_server=False),
     "config check": Case(bad=("--set", "a.b=c"), needs_server=False, reads=True),
@@ -126,7 +130,9 @@ CASES: dict[str, Case] = {
         None, ("--from", "{place}", "--archive", "{place}"), ("--archive", "{place}"), needs_server=False,
         note="tests/spark/archive/test_old_format.py",
     ),
-    "replay": Case(None, ("--into", "b", "--dead-letters", "--stream", "nosuch"), ("--into", "b"), note="likewise"),
+    "replay": Case(
+        None, ("--into", "b", "--dead-letters", "--stream", "nosuch"), ("--into", "b"), note="tests/spark/archive/test_cli.py"
+    ),
     "reprocess": Case(
         None,
         ("--handler", "tests.cli.jobs:ship", "--dead-letters", "--stream", "nosuch"),
@@ -293,7 +299,7 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(names: dict[str, str]
     raw_url = os.environ["PENSTOCK_URL"]
     with StreamClient.from_url(raw_url) as client:
         StreamProducer(client, "orders").push_many([{"n": n} for n in range(50)])
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+    with running([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         with StreamClient.from_url(raw_url) as client:
             producer = StreamProducer(client, "orders")
             while process.poll() is None:  # each line that it writes may be the one that finds the pipe closed
@@ -332,33 +338,26 @@ def test_a_question_is_asked_before_something_is_destroyed(names: dict[str, str]
 
 # --- fuzz -------------------------------------------------------------------------------------------
 
-_WORDS = st.one_of(
-    st.text(max_size=30),
-    st.sampled_from(
-        [
-            "orders", "shop", "orders_dlq", "mails", "penstock", "nosuch", "*", "[", "-", "--", "0", "-1", "1e309", "nan",
-            "2h", "2026-11-15", "99999-99999", "0-0", "$", ">", "{", "{}", "[]", "null", '"', "\x1b[2J", "\ud800", "\x00",
-            "[red]x[/blue]", "../..", "redis://", "unix:///nowhere", "a" * 5_000, "\u202e", "1" * 400,
-        ]
-    ),
+WORDS = (
+    "orders", "shop", "orders_dlq", "mails", "penstock", "nosuch", "*", "[", "-", "--", "0", "-1", "1e309", "nan",
+    "2h", "2026-11-15", "99999-99999", "0-0", "$", ">", "{", "{}", "[]", "null", '"', "\x1b[2J", "\ud800", "\x00",
+    "[red]x[/blue]", "../..", "redis://", "unix:///nowhere", "a" * 5_000, "\u202e", "1" * 400, "",
 )  # fmt: skip
-_PLACES = st.sampled_from(["", "nosuch", "no/such/folder", ".", "\x00", "\ud800", "a" * 5_000])
-_SPANS = st.sampled_from(["", "0s", "1ms", "soon", "-1", "nan", "1" * 400, "\u0661s"])
-_ADDRESSES = st.sampled_from(
-    [
-        DEAD, "", "nonsense", "http://127.0.0.1", "redis://127.0.0.1:99999", "redis://[", "redis://127.0.0.1:1/x", "unix://",
-        "unix:///nowhere", "redis://127.0.0.1:1?x=%", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/x", "\ud800",
-    ]
+_PLACES = ("", "nosuch", "no/such/folder", ".", "\x00", "\ud800", "a" * 5_000)
+_SPANS = ("", "0s", "1ms", "soon", "-1", "nan", "1" * 400, "\u0661s")
+_ADDRESSES = (
+    DEAD, "", "nonsense", "http://127.0.0.1", "redis://127.0.0.1:99999", "redis://[", "redis://127.0.0.1:1/x", "unix://",
+    "unix:///nowhere", "redis://127.0.0.1:1?x=%", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/x", "\ud800",
 )  # fmt: skip
 # What would write somewhere, wait for long, or reach servers that are not of these tests is drawn from a list.
-_OPTIONS = {
+OPTIONS = {
     "url": _ADDRESSES, "output": _PLACES, "config": _PLACES, "archive": _PLACES, "source": _PLACES, "results": _PLACES,
     "wait": _SPANS, "timeout": _SPANS, "over": _SPANS,
 }  # fmt: skip
 # Some run until they are stopped: those are called for a server that is away.
 _AWAY = {"exporter", "top", "bench", "archive run", "reprocess", "report", "replay"}
-_WITH = {"stream tail": ["--no-follow"], "task wait": ["--timeout", "1ms"], **{name: ["--url", DEAD] for name in _AWAY}}
-_FIRST = {
+WITH = {"stream tail": ["--no-follow"], "task wait": ["--timeout", "1ms"], **{name: ["--url", DEAD] for name in _AWAY}}
+FIRST = {
     "worker": ["tests.cli.jobs:handlers", "--burst", "--url", DEAD],
     "consume": ["tests.cli.jobs:ship", "--burst", "--url", DEAD],
 }
@@ -384,38 +383,29 @@ def test_a_command_that_needs_spark_says_what_to_install(words: Words) -> None:
     assert done.stderr.endswith("pip install 'penstock[spark]'\n")
 
 
+_hostile = st.one_of(st.text(max_size=30), st.sampled_from(WORDS))
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> list[str]:
     name = draw(st.sampled_from(list(TREE)))
     words = name.split()
-    is_known = name in _FIRST and draw(st.booleans())
+    is_known = name in FIRST and draw(st.booleans())
     for parameter in TREE[name].params:
         if parameter.param_type_name == "argument":
             if not is_known:
                 most = 1 if parameter.nargs == 1 else 3
-                words += draw(st.lists(_WORDS, min_size=int(parameter.required), max_size=most))
+                words += draw(st.lists(_hostile, min_size=int(parameter.required), max_size=most))
         elif parameter.name != "help" and (parameter.required or draw(st.integers(0, 3)) == 0):
             words.append(draw(st.sampled_from([*parameter.opts, *parameter.secondary_opts])))
             if not parameter.is_flag:
-                words.append(draw(_OPTIONS.get(parameter.name, _WORDS)))
-    return [*words, *(_FIRST[name] if is_known else _WITH.get(name, []))]
+                words.append(draw(st.sampled_from(OPTIONS[parameter.name]) if parameter.name in OPTIONS else _hostile))
+    return [*words, *(FIRST[name] if is_known else WITH.get(name, []))]
 
 
-def _not_here(*_: object, **__: object) -> None:
-    raise PenstockError("this starts processes")
-
-
-@settings(
-    max_examples=400,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(words=calls())
-def test_no_argument_leads_to_a_stack_trace(
-    names: dict[str, str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def start_nothing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Keeps commands from starting processes, from waiting, and from writing outside a folder."""
+    monkeypatch.chdir(folder)
     monkeypatch.setattr(Retries, "__init__", _without_retries)
     monkeypatch.setattr("penstock.dashboard.server.DashboardServer.run", lambda _: None)
     for starts in (
@@ -425,7 +415,29 @@ def test_no_argument_leads_to_a_stack_trace(
     ):
         monkeypatch.setattr(starts, _not_here)
     monkeypatch.setenv("VISUAL", "false")
+
+
+def ends_well(*words: str) -> None:
+    """Runs a command, which must end with one of its codes and without a stack trace."""
     result = call(*words, text="n\n")
     assert result.exit_code in {0, 1, 2, 3}, (words, result.output)
     assert result.exception is None or isinstance(result.exception, SystemExit), (words, result.exception)
     assert "\x1b[2J" not in result.stdout
+
+
+def _not_here(*_: object, **__: object) -> None:
+    raise PenstockError("this starts processes")
+
+
+@settings(
+    max_examples=200,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(words=calls())
+def test_no_argument_leads_to_a_stack_trace(
+    names: dict[str, str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_nothing(monkeypatch, tmp_path)
+    ends_well(*words)

@@ -23,6 +23,7 @@ from penstock.shown import plain, shown, shown_lines, to_json
 from penstock.sync.ops import Inspector
 from penstock.sync.tasks import RedisTaskQueue, Result, Status, Task
 from tests.cli.conftest import Command
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.usefixtures("default_server")
 CONTROLS = "\x1b[2J\x1b]52;c;ZXZpbA==\x07\x1b]0;title\x07\x9b31m\x00\x7f\u202eabc\u2066\u200b\u2028\r\x08"
@@ -169,7 +170,7 @@ def test_ids_are_whole_in_a_pipe_and_on_a_narrow_terminal(
     assert "a_reason_with_a_long_name" in line
     words = [sys.executable, "-m", "penstock", "queue", "dlq", "list", "--url", redis_url]
     main, side = pty.openpty()
-    with subprocess.Popen(words, stdout=side, env={**os.environ, "COLUMNS": "40", "TERM": "xterm"}):
+    with running(words, stdout=side, env={**os.environ, "COLUMNS": "40", "TERM": "xterm"}):
         os.close(side)
         output = b""
         while chunk := _read(main):

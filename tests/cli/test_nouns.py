@@ -34,6 +34,7 @@ from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.cli.conftest import Command
 from tests.faults.waiting import eventually
 from tests.helpers.commands import run
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.usefixtures("default_server")
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,7 +92,7 @@ def test_a_message_with_a_key_that_was_seen_is_not_published(
 
 def test_lines_are_published_as_they_come_through_a_pipe(redis_url: str, raw: redis.Redis) -> None:
     words = ["stream", "publish", "orders", "-", "--url", redis_url]
-    with subprocess.Popen(
+    with running(
         [sys.executable, "-m", "penstock", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
         assert process.stdin is not None
@@ -261,8 +262,8 @@ def test_queues_of_messages_and_tasks_are_listed(
     queue.publish({"to": "bob"})
     dead_letter(n=1)
     by_name = {row["name"]: row for row in as_rows("queue", "ls")}
-    assert (by_name["mails"]["of"], by_name["mails"]["waiting"]) == ("messages", 1)
-    assert (by_name["penstock"]["of"], by_name["penstock"]["dead_letters"]) == ("tasks", 1)
+    assert (by_name["mails"]["kind"], by_name["mails"]["waiting"]) == ("messages", 1)
+    assert (by_name["penstock"]["kind"], by_name["penstock"]["dead_letters"]) == ("tasks", 1)
     assert as_json("queue", "stats", "mails")["pending"] == 1
     assert "bob" in as_json("queue", "peek", "mails")["payload"]
     assert as_json("queue", "purge", "mails", "--dry-run")["purged"] == 1
@@ -305,21 +306,25 @@ def test_a_lag_that_is_a_bound_is_written_as_an_upper_one_everywhere() -> None:
     assert "≤ 1,300" in str(environment().get_template("macros.html").module.lag(bound))  # type: ignore[attr-defined]
 
 
-def test_health_says_which_groups_it_did_not_look_at(as_json: AsJson, raw: redis.Redis) -> None:
+def test_health_says_how_many_groups_it_did_not_look_at(penstock: Command, as_json: AsJson, raw: redis.Redis) -> None:
     for n in range(70):
         raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
-    assert as_json("health", code=3)["issues"] == ["orders: only 64 of 70 groups were examined"]
+    found = as_json("health")
+    assert (found["healthy"], found["issues"], found["groups_not_examined"]) == (True, [], 6)
+    assert penstock("health").stderr == "6 of 70 groups of orders were not examined\n"
+    raw.xadd("orders", {"data": "{}"})
+    assert len(as_json("health", "--max-lag", "0", code=3)["issues"]) == 64
 
 
-def test_lists_of_groups_say_which_are_left_out(penstock: Command, as_rows: Rows, raw: redis.Redis) -> None:
-    for n in range(70):
+def test_all_groups_of_a_stream_are_listed(penstock: Command, as_rows: Rows, raw: redis.Redis) -> None:
+    for n in range(140):
         raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
-    said = "orders has 70 groups, of which 64 are listed; see another one with `penstock group lag orders GROUP`\n"
-    for words in (
-        ("group", "ls"), ("group", "ls", "orders"), ("group", "lag", "orders"), ("group", "lag", "--over", "1ms"),
-    ):  # fmt: skip
+    said = "orders has 140 groups, of which 64 are listed; list all with `penstock group ls orders`\n"
+    for words in (("group", "ls"), ("group", "lag", "orders"), ("group", "lag", "--over", "1ms")):
         assert penstock(*words).stderr == said
         assert len(as_rows(*words)) == 64
+    assert penstock("group", "ls", "orders").stderr == ""
+    assert {row["name"] for row in as_rows("group", "ls", "orders")} == {f"group-{n}" for n in range(140)}
     assert penstock("group", "lag", "orders", "group-69").stderr == ""
 
 
@@ -336,15 +341,28 @@ def test_a_list_says_that_there_is_more_than_its_limit(penstock: Command, raw: r
     assert penstock("pending", "retry", "orders", "shop", "--yes").stderr == ""
 
 
+def test_health_sees_the_dead_letters_of_the_stream_that_it_is_asked_about(
+    penstock: Command, as_json: AsJson, client: StreamClient
+) -> None:
+    give_up(client, "orders", 2)
+    StreamProducer(client, "invoices").push(1)
+    found = as_json("health", "--stream", "orders", "--max-dead-letters", "1", code=3)
+    assert (found["dead_letters"], found["issues"]) == (2, ["2 dead letters exceed --max-dead-letters 1"])
+    assert as_json("health", "--stream", "orders", "--max-dead-letters", "2")["healthy"] is True
+    assert as_json("health", "--stream", "invoices", "--max-dead-letters", "0")["dead_letters"] == 0
+    assert "2 dead letters" in penstock("health", "--stream", "orders").stdout
+    assert as_json("top", "--stream", "orders", "-n", "1")["totals"]["dead_letters"] == 2
+
+
 def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> None:
     producer = StreamProducer(client, "orders", "shop")
     producer.ensure_group()
     producer.push_many([{"n": n} for n in range(5)])
-    assert as_json("health")["healthy"] is True
+    assert as_json("health")["is_healthy"] is True
     found = as_json("health", "--max-lag", "4", code=3)
-    assert (found["healthy"], found["lag"]) == (False, 5)
+    assert (found["is_healthy"], found["lag"]) == (False, 5)
     assert "orders/shop: lag 5 exceeds --max-lag 4" in found["issues"]
-    assert as_json("health", "--max-lag", "4", "--stream", "others*")["healthy"] is True
+    assert as_json("health", "--max-lag", "4", "--stream", "others*")["is_healthy"] is True
 
 
 def test_top_prints_samples_with_rates(penstock: Command, as_rows: Rows, client: StreamClient) -> None:
@@ -383,9 +401,7 @@ def test_top_on_a_terminal_draws_a_screen_until_ctrl_c(redis_url: str, client: S
     # The terminal is that of the new session: Ctrl-C on it is a signal.
     script = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\nfrom penstock.cli import main; main()"
     words = [sys.executable, "-c", script, "top", "--every", "50ms", "--url", redis_url]
-    with subprocess.Popen(
-        words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    ) as top:
+    with running(words, env=environment, stdin=theirs, stdout=theirs, stderr=theirs) as top:
         os.close(theirs)
         shown = b""
         while shown.count(b"orders") < 2:  # drawn, and drawn again
@@ -423,7 +439,7 @@ def test_the_lags_of_all_groups_have_rates_for_an_autoscaler(
 def test_the_groups_of_a_stream_are_sampled_together(
     as_rows: Rows, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slept, sleep = list[float](), time.sleep
+    slept, sleep = list[float](), time.sleep  # it does sleep: a rate is one over some time
     monkeypatch.setattr("penstock.cli.group.time.sleep", lambda s: (slept.append(s), sleep(s)))
     raw.xadd("orders[1]", {"data": "{}"})
     for group in ("billing", "mailing", "shipping"):
@@ -477,7 +493,7 @@ def test_consume_runs_a_function_on_a_stream_in_supervised_processes(
     command = [sys.executable, "-m", "penstock", *words]
     subprocess.run([*command, "--burst"], cwd=tmp_path, check=True, timeout=60)
     assert sorted(int(line.split()[1]) for line in (tmp_path / "shipped").read_text().splitlines()) == list(range(20))
-    with subprocess.Popen([*command, "-p", "2"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as supervisor:
+    with running([*command, "-p", "2"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
         assert all("consumer " in supervisor.stdout.readline() for _ in range(2))
         raw.xadd("orders", {"data": json.dumps({"n": 99})})
@@ -502,7 +518,7 @@ def test_consumers_serve_metrics_like_workers(redis_url: str, raw: redis.Redis) 
     raw.xadd("orders", {"data": '{"n": 1}'})
     words = ["consume", "tests.cli.jobs:ship", "--stream", "orders", "--group", "shop", "--url", redis_url]
     command = [sys.executable, "-m", "penstock", *words, "--metrics-port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with running(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         port = process.stdout.readline().rpartition(" ")[2].strip()
         wanted = 'penstock_consumer_messages_total{event="acked",group="shop",stream="orders"} 1.0'
@@ -534,7 +550,7 @@ def test_ctrl_c_ends_with_130(redis_url: str, raw: redis.Redis) -> None:
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom penstock.cli import main; main()"
     )
     words = [sys.executable, "-c", script, "stream", "tail", "orders", "--url", redis_url]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with running(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().endswith("{}\n")
         os.kill(process.pid, signal.SIGINT)

@@ -70,7 +70,7 @@ def test_a_task_is_due_at_a_time_or_some_time_from_now(
     task_id = as_json("task", "send", "render", "--at", "2h")["id"]
     before = as_json("task", "send", "render", "--delay", "1h59m")["id"]
     after = as_json("task", "send", "render", "--delay", "2h1m")["id"]
-    due = [as_json("task", "status", each)["due_at_ms"] for each in (before, task_id, after)]
+    due = [as_json("task", "status", each)["due_at"] for each in (before, task_id, after)]
     assert due == sorted(due)
     penstock("task", "send", "render", "--at", "noon", code=2)
     lines = dict(line.split(maxsplit=1) for line in penstock("task", "status", task_id).stdout.splitlines())
@@ -103,6 +103,21 @@ def test_open_tasks_are_listed(
     assert {row["id"] for row in as_rows(*words)} == {each.id for each in tasks} - {task.id}
     [row] = as_rows(*words, "--pending")
     assert (row["id"], row["state"], row["consumer"]) == (task.id, "running", queue.consumer)
+
+
+def test_a_table_of_tasks_needs_no_payloads(
+    penstock: Command, queue: RedisTaskQueue, as_rows: Callable[..., list[Any]]
+) -> None:
+    task = Task(kind="render", requires=frozenset({"gpu"}), payload={"text": "x" * 100_000})
+    for delay in (None, 60):
+        queue.enqueue(task, delay=delay)
+        state = "queued" if delay is None else "scheduled"
+        shown = penstock("task", "ls", "--state", state).stdout
+        assert all(word in shown for word in (task.id, "render", "gpu", state))
+        [row] = as_rows("task", "ls", "--state", state)
+        assert (row["payload"], row["is_cut"]) == (task.payload, False)
+        penstock("task", "cancel", task.id)
+        task = Task(kind="render", requires=frozenset({"gpu"}), payload={"text": "x" * 100_000})
 
 
 def test_a_task_is_found_by_the_beginning_of_its_id(

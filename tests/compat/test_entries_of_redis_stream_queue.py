@@ -168,8 +168,9 @@ async def test_penstock_takes_over_from_a_redis_stream_queue_worker_that_died(cl
     dying.cancel()
     with suppress(asyncio.CancelledError):
         await dying
+    Ageing(raw, STREAM, GROUP).expire()
     recorder = Recorder()
-    async with running(penstock.StreamConsumer(client, STREAM, config(penstock, min_idle_claim_ms=300), recorder)):
+    async with running(penstock.StreamConsumer(client, STREAM, config(penstock, min_idle_claim_ms=LEASE_MS), recorder)):
         await eventually(lambda: len(recorder.seen) >= 25 and not pending(raw))
     assert sorted(payload["n"] for payload in recorder.seen) == list(range(25))
 
@@ -196,12 +197,13 @@ async def test_a_message_that_waits_for_its_retry_may_be_finished_by_redis_strea
         failures += 1
         raise ValueError("not here")
 
-    settings = config(penstock, min_idle_claim_ms=300, retry_initial_delay_ms=60_000, retry_jitter=0.0)
+    settings = config(penstock, min_idle_claim_ms=LEASE_MS, retry_initial_delay_ms=60_000, retry_jitter=0.0)
     failing = penstock.StreamConsumer(client, STREAM, settings, fail)
     async with running(failing):
         await eventually(lambda: failing.metrics().total_retried == 1)
+        Ageing(raw, STREAM, GROUP).expire()
         recorder = Recorder()
-        async with running(rsq.StreamConsumer(old_client, STREAM, config(rsq, min_idle_claim_ms=300), recorder)):
+        async with running(rsq.StreamConsumer(old_client, STREAM, config(rsq, min_idle_claim_ms=LEASE_MS), recorder)):
             await eventually(lambda: recorder.seen and not pending(raw))
         # When its time comes Penstock finds it settled, and forgets it.
         retries = f"{{{STREAM}}}:retries:{GROUP}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -113,7 +114,7 @@ async def test_a_poison_pill_reaches_the_dlq_handler_after_max_deliveries(addres
 
     async with StreamClient(**address) as client:
         config = ConsumerConfig(
-            group="order_workers", dlq_stream="orders_dlq", block_ms=100, min_idle_claim_ms=100, max_deliveries=3
+            group="order_workers", dlq_stream="orders_dlq", block_ms=100, min_idle_claim_ms=60_000, max_deliveries=3
         )
         consumer = StreamConsumer(client=client, stream="orders", config=config, handler=fail, dlq_handler=on_dlq)
         await StreamProducer(client, "orders").push({"order_id": 13})
@@ -179,12 +180,17 @@ async def test_producer_throughput_metrics(address, capsys):
         await producer.push_many([{"n": 1}, {"n": 2}])
     m = producer.metrics()
     print(f"push={m.tps:.1f} msg/s  avg={m.avg_tps:.1f} msg/s  total={m.total_pushed}  uptime={m.uptime_secs:.0f}s")
-    assert capsys.readouterr().out == "push=3.0 msg/s  avg=0.0 msg/s  total=3  uptime=0s\n"
+    printed = capsys.readouterr().out
+    assert re.fullmatch(r"push=\d+\.\d msg/s  avg=\d+\.\d msg/s  total=3  uptime=\d+s\n", printed), printed
 
 
 async def test_process_wide_metrics_of_several_instances(address):
-    gc.collect()  # instances of other tests
-    before = len(StreamConsumer.all_metrics()), len(StreamProducer.all_metrics())
+    def living() -> tuple[int, int]:
+        """Those of this test: other tests may have left some, which may go at any moment."""
+        consumers = [m for m in StreamConsumer.all_metrics() if m.total_acked in {2_347, 2_351}]
+        producers = [m for m in StreamProducer.all_metrics() if m.total_pushed in {2_347, 2_351}]
+        return len(consumers), len(producers)
+
     async with StreamClient(**address) as client:
         cfg_a, cfg_b, cfg_c = (ConsumerConfig(group=name, block_ms=100) for name in ("a", "b", "c"))
         c1 = StreamConsumer(client=client, stream="orders", config=cfg_a, handler=handle)
@@ -194,19 +200,16 @@ async def test_process_wide_metrics_of_several_instances(address):
         async with until_cancelled(c1.run, c2.run, c3.run):
             p1 = StreamProducer(client=client, stream="orders")
             p2 = StreamProducer(client=client, stream="payments")
-            await p1.push_many([{"n": n} for n in range(5)])
-            await p2.push({"n": 0})
-            await eventually(lambda: {1, 5} <= {m.total_acked for m in StreamConsumer.all_metrics()})
+            await p1.push_many([{"n": n} for n in range(2_347)])
+            await p2.push_many([{"n": n} for n in range(2_351)])
+            await eventually(lambda: living() == (2, 2))
 
         for m in StreamConsumer.all_metrics():
             print(f"in={m.tps_in:.1f}  out={m.tps_out:.1f}  acked={m.total_acked}")
         for m in StreamProducer.all_metrics():
             print(f"tps={m.tps:.1f}  pushed={m.total_pushed}")
-        assert len(StreamConsumer.all_metrics()) == before[0] + 3
-        assert len(StreamProducer.all_metrics()) == before[1] + 2
     del c1, c2, c3, p1, p2
-    await eventually(lambda: gc.collect() >= 0 and len(StreamConsumer.all_metrics()) == before[0])
-    assert len(StreamProducer.all_metrics()) == before[1], "instances that nobody holds are not counted"
+    await eventually(lambda: gc.collect() >= 0 and living() == (0, 0))  # nobody holds them any more
 
 
 # --- monitoring -----------------------------------------------------------------------------------

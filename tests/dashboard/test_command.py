@@ -15,6 +15,7 @@ import typer.main
 
 from penstock.cli.app import app
 from penstock.dashboard.presentation import environment
+from tests.helpers.processes import running
 from tools.cli_reference import leaves
 
 pytestmark = pytest.mark.usefixtures("default_server")
@@ -24,15 +25,17 @@ pytestmark = pytest.mark.usefixtures("default_server")
 def started(url: str, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Starts the command and yields it with the address that it prints."""
     command = [sys.executable, "-m", "penstock", "dashboard", "--url", url, "--port", "0", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with running(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        line = process.stderr.readline()
-        found = re.search(r"http://\S+", line)
-        assert found, line + process.stderr.read()
-        try:
-            yield process, found[0]
-        finally:
-            process.kill()
+        said: list[str] = []
+        for line in process.stderr:  # a server that is away is logged first
+            said.append(line)
+            if found := re.search(r"http://\S+", line):
+                break
+        else:
+            pytest.fail("".join(said))
+        yield process, found[0]
+        process.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -58,6 +61,16 @@ def test_a_token_that_was_given_is_not_printed(redis_url: str, monkeypatch: pyte
     with started(redis_url) as (_, address):
         assert address.endswith("/login")
         assert httpx.get(f"{address}?token=a-token-of-the-tests").status_code == 303
+
+
+def test_it_waits_for_a_server_that_is_away_and_says_so_on_its_pages() -> None:
+    with started("redis://127.0.0.1:1/0") as (process, address):
+        assert "cannot connect to Redis at 127.0.0.1:1" in httpx.get(address, timeout=60).text
+        assert httpx.get(f"{address}workers.json", timeout=60).status_code == 503
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in {0, -signal.SIGTERM}
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(redis_url: str) -> None:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from penstock.ops import Inspector, findings
+from penstock.ops import Inspector, findings, server_findings
 from penstock.ops.model import Severity
 from penstock.redis.client import StreamClient
 from tests.docs.pages import ROOT
@@ -40,7 +40,7 @@ def test_every_check_of_the_doctor_is_described() -> None:
     described = set(
         re.findall(r"`([a-z-]+)`", "".join(line.split("|")[1] for line in cells.splitlines() if "|" in line))
     )
-    source = inspect.getsource(findings)
+    source = inspect.getsource(findings) + inspect.getsource(server_findings)
     known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source)) | {"unknown-kind", "no-consumer"}
     assert described == known
     assert {severity.value for severity in Severity} == {"ok", "info", "warning", "error"}

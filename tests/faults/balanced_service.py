@@ -10,10 +10,10 @@ from typing import Any
 
 import redis
 
+from tests.balancer.stage import GROUP, LASTING, LBS, SEP
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
 
-LBS, SEP = "svc-input", "<MUTEX_KEY_SEP>"
 Start = Callable[..., WorkerProcess]
 
 
@@ -36,6 +36,15 @@ def owners(raw: redis.Redis) -> dict[str, str]:
 def counts(raw: redis.Redis, names: list[str]) -> list[int]:
     held = list(owners(raw).values())
     return [held.count(f"redis-consumer-{name}") for name in names]
+
+
+def outlive(raw: redis.Redis, name: str) -> None:
+    """Lets the time of all locks pass at once, which only this frozen process holds: those of others never run out."""
+    raw.hdel("{svc-input}:peers", f"redis-consumer-{name}")
+    for row in raw.xpending_range(LBS, GROUP, "-", "+", 1_000):
+        raw.xclaim(LBS, GROUP, row["consumer"], 0, [row["message_id"]], idle=2 * LASTING["lease_ms"], justid=True)
+    for key in raw.scan_iter(match=f"*{SEP}*"):
+        raw.pexpire(key, 1)
 
 
 def gained(process: WorkerProcess) -> list[str]:

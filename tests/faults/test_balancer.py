@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from tests.faults.balanced_service import LBS, Start, add, counts, lost, owned_now, take_over
+from tests.balancer.stage import LASTING
+from tests.faults.balanced_service import LBS, Start, add, counts, lost, outlive, owned_now, take_over
 from tests.faults.waiting import eventually
 from tests.faults.worker_process import WorkerProcess
 
@@ -39,11 +40,12 @@ def test_a_burst_of_200_over_4_idle_processes_is_shared_out_evenly(
 def test_a_frozen_owner_is_disowned_when_it_comes_back_and_its_streams_stay_where_they_are(
     raw: redis.Redis, peer: Start, half: str
 ) -> None:
-    frozen = peer("frozen", half=half)
+    frozen = peer("frozen", half=half, settings=LASTING)
     add(raw, 5)
     eventually(lambda: len(owned_now(frozen)) == 5, "it owns all", story=frozen.story)
-    other = peer("other", half=half)
+    other = peer("other", half=half, settings=LASTING)
     frozen.freeze()
+    outlive(raw, "frozen")
     eventually(lambda: len(owned_now(other)) == 5, "the other has taken over", story=other.story)
     frozen.thaw()
     frozen.wait_for("StreamDisowned", count=5)
@@ -53,14 +55,15 @@ def test_a_frozen_owner_is_disowned_when_it_comes_back_and_its_streams_stay_wher
 
 
 def test_the_commit_of_an_owner_that_was_frozen_is_refused(raw: redis.Redis, peer: Start) -> None:
-    frozen = peer("frozen", mode="run")
+    frozen = peer("frozen", mode="run", settings=LASTING)
     add(raw, 1)
     frozen.wait_for("begin")
     raw.xadd("session-0", {"n": "1"})
     frozen.wait_for("committed")
     frozen.freeze()
+    outlive(raw, "frozen")
     raw.xadd("session-0", {"n": "2"})
-    other = peer("other", mode="run")
+    other = peer("other", mode="run", settings=LASTING)
     other.wait_for("committed")
     frozen.thaw()
     frozen.wait_for("end", is_lost=True)
@@ -109,10 +112,10 @@ def test_handlers_of_a_killed_process_go_on_in_others_from_where_they_were(
 
 @pytest.mark.usefixtures("default_server")
 def test_sigterm_hands_the_streams_of_a_process_over_before_their_locks_run_out(raw: redis.Redis, peer: Start) -> None:
-    first = peer("first", mode="run")
+    first = peer("first", mode="run", settings=LASTING)
     add(raw, 20)
     eventually(lambda: len(running(first)) == 20, "all are begun", story=first.story)
-    second = peer("second", mode="run", settings={"capacity": 20, "recovery_interval_ms": 60_000})
+    second = peer("second", mode="run", settings={**LASTING, "capacity": 20, "recovery_interval_ms": 60_000})
     assert first.stop() == 0
     assert not counts(raw, ["first"])[0]
     eventually(lambda: counts(raw, ["second"]) == [20], "the other one has them", story=second.story)

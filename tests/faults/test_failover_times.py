@@ -268,6 +268,7 @@ class Parts:
             return owned.wait(ANSWER_S)
 
         assert step()
+        # Ten times a second: as often as it can, it would fill the server with streams.
         self.pulses.keep(self._named("balancer"), lambda: [step(), time.sleep(0.1)][0])
         (lock,) = [
             key.decode()

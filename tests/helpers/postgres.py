@@ -63,6 +63,7 @@ class PostgresServer:
                 "fsync": "off",  # the tests kill processes, not machines
                 "shared_buffers": "16MB",
                 "max_connections": "40",
+                "autovacuum": "off",  # its transactions count like those of a test
             }
             words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
             self._process = self._popen("postgres", "-D", str(self._data), *words)

@@ -178,15 +178,17 @@ async def read_tasks(run: Run) -> History:
         async def add(n: int) -> None:
             # The id is known to the hostile writer before the task is there.
             task = Task(kind="job", id=f"good-{n}", payload={"good": n})
-            run.others |= {"task_id": b"good-%d" % (n + 1), "payload": encode(task)}
-            await queue.enqueue(task)
+            forged = Task(kind="job", id=f"good-{n + 1}", payload={"good": -1})
+            run.others |= {"task_id": forged.id.encode(), "payload": encode(task), "whole_task": encode(forged)}
+            await queue.enqueue(task, delay=0.01 if n % 4 == 0 else None)
             if n % 20 == 0:
                 await queue.trim()
 
         def left() -> set[str]:
             # In a lane for a kind or for capabilities, tasks wait for a worker that can run them.
             lanes = [name for key in run.raw.scan_iter(match="jobs.tasks*") if ":" not in (name := key.decode())]
-            return {entry_id for lane in lanes for entry_id in unsettled(run.raw, lane, "jobs")}
+            scheduled = {task_id.decode() for task_id in run.raw.zrange(queue.keys.due, 0, -1)}
+            return scheduled | {entry_id for lane in lanes for entry_id in unsettled(run.raw, lane, "jobs")}
 
         await run.rounds("jobs.tasks", strange_tasks(), add, left, begin)
         for n in run.history.good & set(run.history.handled):

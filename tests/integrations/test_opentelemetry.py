@@ -26,6 +26,7 @@ from penstock.integrations.opentelemetry import Telemetry
 from penstock.sync import RedisMessageQueue, StreamBalancer, StreamClient, StreamConsumer, StreamProducer
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Task, Worker
 from tests.helpers.ageing import Ageing
+from tests.helpers.failing_modules import TOLD, Mute
 
 pytestmark = pytest.mark.usefixtures("default_server")
 
@@ -147,8 +148,7 @@ def test_tasks_have_spans_by_kind_and_a_snooze_is_no_failure(client: StreamClien
 
     with RedisTaskQueue(client, "jobs", on_event=telemetry.on_event) as queue:
         queue.enqueue_many([Task(kind="render", id="now"), Task(kind="render", id="later", payload={"later": True})])
-        worker = Worker(queue, handlers, concurrency=1, handle_signals=False, idle_exit_ms=200,
-                        on_event=telemetry.on_event)  # fmt: skip
+        worker = Worker(queue, handlers, concurrency=1, handle_signals=False, burst=True, on_event=telemetry.on_event)
         worker.run()
     spans = {
         span.attributes["messaging.message.id"]: span for span in collected.spans("process render") if span.attributes
@@ -187,6 +187,18 @@ async def test_an_async_handler_stays_one(collected: Collected) -> None:
     traced = collected.telemetry.traced(ship)
     assert await traced(StreamMessage("1-0", {}, stream="orders")) == "1-0"
     assert len(collected.spans("process orders")) == 1
+
+
+def test_an_error_that_cannot_be_shown_does_not_replace_that_of_the_handler(collected: Collected) -> None:
+    def ship(message: StreamMessage) -> None:
+        raise Mute
+
+    with pytest.raises(Mute):
+        collected.telemetry.traced(ship)(StreamMessage("1-0", {}, stream="orders"))
+    [span] = collected.spans("process orders")
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, TOLD)
+    [event] = span.events
+    assert dict(event.attributes or {}) == {"exception.type": "Mute", "exception.message": TOLD}
 
 
 def test_counters_prometheus_logs_and_telemetry_tell_the_same_story(

@@ -7,6 +7,7 @@ import redis
 
 from penstock import StreamClient
 from penstock.ops import Inspector, Severity
+from penstock.ops.rights import Place, RoleName, rights_of
 from penstock.tasks import RedisTaskQueue, Task
 from tests.docs.pages import ROOT
 from tests.ops.stage import STREAM, add, give_up, read_as
@@ -64,9 +65,56 @@ async def test_the_rights_of_a_user_are_examined(redis_url: str, inspector: Insp
     raw.execute_command("ACL", "SETUSER", "half", *rules)
     try:
         async with Inspector.from_url(redis_url, username="half", password="secret") as half:
-            [finding] = [each for each in await half.doctor() if each.check == "rights"]
+            [default, finding] = [each for each in await half.doctor() if each.check == "rights"]
     finally:
         raw.execute_command("ACL", "DELUSER", "half")
-    assert finding.where == "user half"
+    assert (default.where, finding.where) == ("user default", "user half")
     assert "XREADGROUP" in finding.what
     assert STREAM in await inspector.streams.names()
+
+
+@pytest.mark.servers("6.2", "7.0", "valkey")
+async def test_what_a_user_may_not_examine_is_no_silence(
+    redis_url: str, inspector: Inspector, raw: redis.Redis
+) -> None:
+    add(raw, 1)
+    add(raw, 1, "secret-orders")
+    raw.xgroup_create("svc-input", "svc-group", "0", mkstream=True)
+    known = {row["name"] for row in raw.command().values()}
+    rules = rights_of(RoleName.READONLY, Place(streams=(STREAM,), services=("svc",))).rules(known)
+
+    async def found(*more: str) -> dict[str, str]:
+        raw.execute_command("ACL", "SETUSER", "reader", ">secret", *rules, *more)
+        async with Inspector.from_url(redis_url, username="reader", password="secret") as reader:
+            findings = [each for each in await reader.doctor() if each.check in {"not-examined", "rights"}]
+        assert {each.severity for each in findings if each.check == "not-examined"} <= {Severity.INFO}
+        return {each.where: f"{each.what}; {each.fix}" for each in findings}
+
+    try:
+        few = await found()
+        all_read = await found("+config|get", "+acl|whoami", "+acl|getuser", "~*")
+        no_info = await found("-info")
+    finally:
+        raw.execute_command("ACL", "DELUSER", "reader")
+    assert "not examined: its rights, and whether the user default has a password" in few.pop("user reader")
+    assert "not examined: 1 of 3 streams, such as secret-orders" in few.pop("streams")
+    [of_server] = few.values()
+    assert "notify-keyspace-events" in of_server
+    assert "CONFIG GET" in of_server
+    assert list(all_read) == ["user default"], "who looks needs no rights to work"
+    assert "has no password" in all_read["user default"]
+    assert any("not examined: version, memory" in text for text in no_info.values())
+
+
+async def test_whether_replicas_are_needed_is_known_without_a_look_at_the_settings(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.ops.servers._setting", lambda _: None)
+    assert [server.min_replicas for server in await inspector.servers.all()] == [0]
+    raw.config_set("min-replicas-to-write", 2)
+    try:
+        assert [server.min_replicas for server in await inspector.servers.all()] == [None]
+        monkeypatch.undo()
+        assert [server.min_replicas for server in await inspector.servers.all()] == [2]
+    finally:
+        raw.config_set("min-replicas-to-write", 0)

@@ -9,7 +9,7 @@ import penstock.ops.groups as groups_module
 import penstock.ops.workers as workers_module
 from penstock import ConsumerConfig, ConsumerGroup, RedisMessageQueue, StreamClient, StreamConsumer, StreamProducer
 from penstock.errors import ConfigurationError, NotFound
-from penstock.ops import ConsumerState, Inspector
+from penstock.ops import ConsumerState, GroupInfo, Inspector, Page
 from penstock.ops.model.groups import dead_after_ms
 from tests.helpers.ageing import LEASE_MS, Ageing
 from tests.ops.stage import GROUP, STREAM, add, read_as
@@ -118,6 +118,46 @@ async def test_groups_with_too_many_consumers_to_list_are_named(
     monkeypatch.setattr(workers_module, "MOST_CONSUMERS", 2)
     assert (await inspector.workers.page()).items == ()
     assert await inspector.workers.unlisted() == [(STREAM, GROUP)]
+
+
+async def test_the_server_is_not_asked_for_too_many_consumers(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+    for n in range(3):
+        raw.xgroup_createconsumer(STREAM, GROUP, f"pod-{n}")
+    assert len((await inspector.groups.consumers(STREAM, GROUP)).items) == 3
+    monkeypatch.setattr(groups_module, "MOST_CONSUMERS", 2)
+    raw.config_resetstat()
+    assert await inspector.groups.consumers(STREAM, GROUP) == Page(())
+    assert not [name for name in raw.info("commandstats") if "consumers" in name]
+    for place in ((STREAM, "nothing"), ("nothing", GROUP)):
+        with pytest.raises(NotFound):
+            await inspector.groups.consumers(*place)
+
+
+@pytest.mark.every_server
+async def test_pages_hold_all_groups_of_a_stream(inspector: Inspector, raw: redis.Redis) -> None:
+    add(raw, 3)
+    raw.xgroup_create(STREAM, b"\xff\xfe", "0")  # which no text can name
+    names = {f"group-{n:03}" for n in range(139)}
+    for name in names:
+        raw.xgroup_create(STREAM, name, "0")
+    found, cursor = list[GroupInfo](), ""
+    while True:
+        page = await inspector.groups.page(STREAM, limit=50, cursor=cursor)
+        assert len(page.items) <= 50
+        found += page.items
+        cursor = page.cursor
+        if not cursor:
+            break
+    assert len(found) == 140
+    assert names < {each.name for each in found}
+    assert {each.lag.count for each in found} == {3}
+    assert len((await inspector.groups.page(STREAM, limit=1_000)).items) == len(await inspector.groups.of(STREAM)) == 64
+    assert await inspector.groups.page(STREAM, cursor="140") == Page(())
+    with pytest.raises(NotFound):
+        await inspector.groups.page("nothing")
 
 
 async def test_a_group_beyond_those_in_lists_is_found_by_its_name(inspector: Inspector, raw: redis.Redis) -> None:

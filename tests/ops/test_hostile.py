@@ -140,3 +140,20 @@ async def test_cursors_and_ids_that_somebody_makes_up_are_refused(
             await inspector.pending.retry(STREAM, GROUP, [text])
         with pytest.raises(PenstockError):
             await inspector.tasks.tasks("jobs", cursor=f"normal {text}")
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("cursor", ["0-0", "18446744073709551615-18446744073709551615"])
+async def test_a_cursor_at_the_border_of_all_ids_is_none_that_the_server_refuses(
+    inspector: Inspector, cursor: str
+) -> None:
+    for newest_first in (True, False):
+        is_at_end = newest_first == (cursor == "0-0")
+        found = await inspector.streams.entries(STREAM, newest_first=newest_first, cursor=cursor)
+        assert bool(found.items) != is_at_end
+        letters = await inspector.dead_letters.page(DEAD_LETTERS, newest_first=newest_first, cursor=cursor)
+        assert bool(letters.items) != is_at_end
+    assert bool((await inspector.pending.page(STREAM, GROUP, cursor=cursor)).items) == (cursor == "0-0")
+    for state in (TaskState.QUEUED, TaskState.DONE):
+        await inspector.tasks.tasks("jobs", state, cursor=f" {cursor}" if state is TaskState.QUEUED else cursor)
+    await inspector.services.streams("svc", cursor=cursor)

@@ -104,6 +104,25 @@ async def test_info_has_the_numbers_of_a_stream(client: StreamClient, inspector:
         await inspector.streams.info("nothing")
 
 
+async def test_dead_letters_count_once_whether_or_not_the_pattern_matches_their_stream(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    await give_up(client, [1, 2])
+    raw.xgroup_create("mail", "queue", "0", mkstream=True)
+    raw.xadd("mail::dlq", {"data": "x"})
+    queue = RedisTaskQueue(client, "jobs")
+    await queue.enqueue(Task(kind="render", id="task-1"))
+    await queue.pop()
+    await queue.dead_letter("task-1", "fatal")
+    counts = {
+        match: (await inspector.overview(match)).totals.dead_letters
+        for match in ("orders", "orders_dlq", "orders*", "mail", "jobs.tasks", "jobs.*", "*", "nothing")
+    }
+    assert counts == {
+        "orders": 2, "orders_dlq": 2, "orders*": 2, "mail": 1, "jobs.tasks": 1, "jobs.*": 1, "*": 4, "nothing": 0,
+    }  # fmt: skip
+
+
 async def test_a_key_that_is_no_stream_is_not_found(inspector: Inspector, raw: redis.Redis) -> None:
     raw.set("text", "1")
     with pytest.raises(NotFound):

@@ -96,7 +96,8 @@ def test_a_heartbeat_that_begins_while_its_node_is_dead_finds_the_replica(
         return None
 
     doomed.kill()
-    assert isinstance(beat(), ConnectionFailed), "it is the owner still"
+    # It is the owner still, unless this test stood still for as long as the others take to notice its death.
+    assert isinstance(beat(), ConnectionFailed | ServerBusy | GroupLost)
     eventually(lambda: isinstance(beat(), GroupLost))  # so says the new one, for there is no group
     lane.close()
 

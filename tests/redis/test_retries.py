@@ -275,7 +275,7 @@ def data_to_load(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("db", [0, 1], ids=["", "with a database to select"])
 def test_a_server_that_loads_its_data_is_waited_for(half: Half, data_to_load: Path, db: int) -> None:
-    slow = {"key-load-delay": "400"}  # microseconds; it answers clients after every 1,024 commands
+    slow = {"key-load-delay": "1000"}  # microseconds; it answers clients after every 1,024 commands
     port = free_port()
     server = usual_server().server(directory=data_to_load, persistent=True, port=port, options=slow)
     starting = threading.Thread(target=server.start, daemon=True)

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from penstock.results.fs import FSBackend
 from penstock.results.fs_store import claim_path
 from penstock.task import Result, decode_result, encode
 from tests.helpers.aio import join, outcomes, start
+from tests.helpers.processes import running
 
 FINISHED = datetime(2025, 6, 1, 12, tzinfo=UTC)
 
@@ -366,10 +368,7 @@ _WRITER = textwrap.dedent("""
 
 
 async def test_processes_that_race_and_are_killed_leave_one_whole_result_per_id(root: Path) -> None:
-    def race() -> list[dict[int, int]]:
-        words = [sys.executable, "-c", _WRITER, str(root)]
-        pipe = subprocess.PIPE
-        writers = [subprocess.Popen([*words, str(seed)], stdin=pipe, stdout=pipe, text=True) for seed in range(3)]
+    def race(writers: list[Any]) -> list[dict[int, int]]:
         for writer in writers:
             assert writer.stdout.readline() == "ready\n"
         for writer in writers:
@@ -387,7 +386,11 @@ async def test_processes_that_race_and_are_killed_leave_one_whole_result_per_id(
             said.append({int(line.split()[0]): int(line.split()[1]) for line in lines})
         return said
 
-    said = await join(start(_in_thread, race), timeout_s=90)
+    words = [sys.executable, "-c", _WRITER, str(root)]
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with ExitStack() as started:  # it kills them where the race does not end: the thread waits for what they say
+        writers = [started.enter_context(running([*words, str(seed)], **options)) for seed in range(3)]
+        said = await join(start(_in_thread, race, writers), timeout_s=90)
     async with FSBackend(root) as backend:
         found = {result.task_id: result async for result in backend.iter()}
         assert len(found) >= 40
@@ -402,10 +405,10 @@ async def test_processes_that_race_and_are_killed_leave_one_whole_result_per_id(
                 assert found[f"t{number}"] == result
 
 
-async def _in_thread(function):
+async def _in_thread(function, *args):
     import asyncio  # sync:
 
-    return await asyncio.to_thread(function)  # sync: return function()
+    return await asyncio.to_thread(function, *args)  # sync: return function(*args)
 
 
 async def test_many_callers_at_once_share_the_store(backend: FSBackend) -> None:

@@ -133,7 +133,7 @@ async def test_a_store_that_answers_500_is_told_and_the_next_try_succeeds(
 
 
 async def test_a_store_that_hangs_is_given_up(s3_server: S3Server, proxy: HttpProxy) -> None:
-    async with S3Backend(URL, timeout_s=3, **s3_server.options(proxy.port)) as backend:
+    async with S3Backend(URL, timeout_s=10, **s3_server.options(proxy.port)) as backend:
         await backend.save(result_of("before"))
         proxy.mood = "hang"
         with pytest.raises(BackendUnavailable, match="cannot save results"):

@@ -111,14 +111,14 @@ class Process:
                 return
             if not self.is_alive() or time.monotonic() > deadline:
                 raise AssertionError(f"nobody reads {gate}:\n{self._tail()}")
-            time.sleep(0.01)
+            time.sleep(0.01)  # the reader is another process: there is no event to wait for
 
     def _reap(self) -> None:
         self._process.wait(PATIENCE_S)
         assert self._process.stdin is not None
         self._process.stdin.close()
         # Java holds the same pipe, and dumps its last words into it after Python has ended.
-        self._reader.join(timeout=10.0)
+        self._reader.join(timeout=PATIENCE_S)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from penstock.redis.embedded import EmbeddedServer
 from penstock.spark import session
+from penstock.spark.runtime.master import SparkStopped
 from penstock.spark.runtime.versions import SparkMissing, require_pyspark
+from penstock.spark.sessions import _refusal_named
 from tests.spark.driver import Driver
 from tests.spark.end_to_end.queries import run_now
 
@@ -124,6 +127,52 @@ def test_a_driver_that_ends_without_stopping_spark_leaves_nothing_behind(
     assert "10" in said
     assert "true" in said or sys.platform != "linux"  # one of the files that are to go
     assert list(place.iterdir()) == []  # Java had our pipe, and has ended
+
+
+def test_a_master_that_ends_the_application_while_spark_starts_is_named() -> None:
+    class Failed(Py4JJavaError):
+        def __init__(self, text: str) -> None:
+            Exception.__init__(self, text)
+
+        __str__ = Exception.__str__
+
+    with pytest.raises(SparkStopped, match="did not start on master spark://m:7077"), _refusal_named("spark://m:7077"):
+        raise Failed("IllegalStateException: Cannot call methods on a stopped SparkContext.")
+    with pytest.raises(Failed), _refusal_named("spark://m:7077"):
+        raise Failed("ClassNotFoundException")
+
+
+_STOPPED = """
+from penstock.spark import register, session
+from penstock.spark.pipeline import Parquet, Pipeline, Source
+from penstock.spark.pipeline.preview import preview
+from penstock.spark.runtime.master import SparkStopped
+
+pipeline = Pipeline("p", Source("redis://127.0.0.1:1/0", "orders"), Parquet("table"), "checkpoint")
+
+def try_all(spark):
+    calls = (register, pipeline.run, pipeline.validate, lambda spark: preview(pipeline, spark), lambda _: session())
+    for number, call in enumerate(calls):
+        try:
+            call(spark)
+        except SparkStopped:
+            print("refused", number)
+
+spark = session("stopped", "local[1]", short=True)
+spark._jsc.sc().stop()  # as it stops when the cluster ends the application
+try_all(spark)
+spark.stop()
+try_all(spark)
+print("rows", session("another", "local[1]", short=True).range(3).count())
+"""
+
+
+@pytest.mark.slow
+def test_a_session_that_was_stopped_is_named_and_another_one_can_be_started(
+    start_driver: Callable[..., Driver],
+) -> None:
+    said = [line for line in start_driver(_STOPPED).end() if line.startswith(("refused", "rows"))]
+    assert said == [*(f"refused {n}" for n in range(5)), *(f"refused {n}" for n in range(4)), "rows 3"]
 
 
 @pytest.mark.parametrize("name", ["url", "password", "redis.password", "passwordFile", "secret", "token"])

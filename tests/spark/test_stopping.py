@@ -26,6 +26,7 @@ from tests.spark.pipeline.test_cli import TEXT
 from tests.spark.reprocess.handlers import GATE
 
 Send = Callable[[int], None]
+MANY = 1_000  # at 20 a second, a replay is in the middle for most of a minute
 
 
 def ctrl_c(pid: int) -> None:
@@ -41,6 +42,7 @@ def sigterm(pid: int) -> None:
 
 
 any_signal = pytest.mark.parametrize("send", [ctrl_c, sigint, sigterm])
+either_signal = pytest.mark.parametrize("send", [ctrl_c, sigterm])
 
 
 @pytest.fixture
@@ -139,7 +141,31 @@ def test_an_archive_ends_after_its_batch(
     assert all(line.startswith(("batch ", "starting Spark")) for line in lines[:-1]), lines
 
 
+@either_signal
 def test_a_replay_ends_after_what_it_is_writing_and_goes_on_when_it_is_started_again(
+    stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path, send: Send
+) -> None:
+    stream = Stream()
+    stream.add(MANY)
+    archive(opened(tmp_path / "cold"), stream, 0, MANY)
+    words = ["--archive", tmp_path / "cold", "--stream", "orders", "--into", "again", "--url", stream_server.url]
+    with started(tmp_path, "replay", *words, "--rate", "20") as process:
+        eventually(lambda: stream_redis.xlen("again") >= 5)
+        send(process.pid)
+        lines = process.end()
+    done = stream_redis.xlen("again")
+    assert 5 <= done < MANY
+    assert lines[-2:] == [
+        "replay: stopped; run the same command again to continue",
+        f"wrote {done} messages; 0 were already there",
+    ]
+    with started(tmp_path, "replay", *words) as process:
+        assert process.end()[-1] == f"wrote {MANY - done} messages; {done} were already there"
+    assert stream_redis.xlen("again") == MANY
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_replay_whose_server_does_not_answer(
     stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
     stream = Stream()
@@ -148,36 +174,54 @@ def test_a_replay_ends_after_what_it_is_writing_and_goes_on_when_it_is_started_a
     words = ["--archive", tmp_path / "cold", "--stream", "orders", "--into", "again", "--url", stream_server.url]
     with started(tmp_path, "replay", *words, "--rate", "20") as process:
         eventually(lambda: stream_redis.xlen("again") >= 5)
-        ctrl_c(process.pid)
-        lines = process.end()
-    done = stream_redis.xlen("again")
-    assert 5 <= done < 60
-    assert lines[-2:] == [
-        "replay: stopped; run the same command again to continue",
-        f"wrote {done} messages; 0 were already there",
-    ]
-    with started(tmp_path, "replay", *words) as process:
-        assert process.end()[-1] == f"wrote {60 - done} messages; {done} were already there"
-    assert stream_redis.xlen("again") == 60
+        stream_redis.client_pause(int(PATIENCE_S * 1000), all=False)  # writes alone
+        try:
+            eventually(lambda: any("b" in client["flags"] for client in stream_redis.client_list()))  # a blocked one
+            ctrl_c(process.pid)
+            throughout(2.0, process.is_alive)
+            ctrl_c(process.pid)
+            assert process.code() == 130
+        finally:
+            stream_redis.client_unpause()
 
 
-@pytest.mark.slow
-def test_a_reprocessing_finishes_the_messages_that_it_is_handling(java: Path, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
+@pytest.fixture
+def reprocessing(tmp_path: Path) -> list[object]:
+    """The command that reprocesses 80 messages, one of which waits at a gate."""
+    os.mkfifo(tmp_path / "gate")
     stream = Stream()
     for n in range(80):
         payload = json.dumps({"n": n, "place": str(tmp_path)}).encode()
         stream.entries.append((f"{START_MS + n}-0", {"data": payload}))
     archive(opened(tmp_path / "cold"), stream, 0, 80)
-    words: list[object] = ["--stream", "orders", "--handler", "tests.spark.reprocess.handlers:doubled"]
+    words: list[object] = ["reprocess", "--stream", "orders", "--handler", "tests.spark.reprocess.handlers:doubled"]
     words += ["--archive", tmp_path / "cold", "--batch-size", 10, "--results", tmp_path / "results"]
-    with started(tmp_path, "reprocess", *words, "--master", "local[1]") as process:
+    return [*words, "--master", "local[1]"]
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_reprocessing_in_the_midst_of_a_message(
+    java: Path, tmp_path: Path, reprocessing: list[object]
+) -> None:
+    with started(tmp_path, *reprocessing) as process:
         process.wait_for_line("^at the gate$")
         ctrl_c(process.pid)
+        throughout(2.0, process.is_alive)
+        ctrl_c(process.pid)
+        assert process.code() == 130
+
+
+@pytest.mark.slow
+@either_signal
+def test_a_reprocessing_finishes_the_messages_that_it_is_handling(
+    java: Path, tmp_path: Path, reprocessing: list[object], send: Send
+) -> None:
+    with started(tmp_path, *reprocessing) as process:
+        process.wait_for_line("^at the gate$")
+        send(process.pid)
         # Nothing shows that it has noticed the signal, except that it would end, or say that it has stopped.
         throughout(8.0, lambda: process.is_alive() and not process.lines()[-1].startswith("reprocess: "))
-        process.open_gate(gate)
+        process.open_gate(tmp_path / "gate")
         lines = process.end()
     assert (
         lines[-1] == "reprocess: stopped; run the same command again to continue with the messages that have no result"
@@ -186,7 +230,7 @@ def test_a_reprocessing_finishes_the_messages_that_it_is_handling(java: Path, tm
     handled = GATE + 10
     first = (tmp_path / "journal").read_text().split()
     assert {int(n) for n in first} == set(range(handled))
-    with started(tmp_path, "reprocess", *words, "--master", "local[1]") as process:
+    with started(tmp_path, *reprocessing) as process:
         assert f"done 72, failed 8; {handled} of them already had a result" in process.end()
     again = (tmp_path / "journal").read_text().split()[len(first) :]
     assert {int(n) for n in again} == set(range(handled, 80))
@@ -194,13 +238,14 @@ def test_a_reprocessing_finishes_the_messages_that_it_is_handling(java: Path, tm
 
 
 @pytest.mark.slow
+@either_signal
 def test_a_report_is_not_written(
-    java: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+    java: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path, send: Send
 ) -> None:
     fill(stream_redis, "orders", 10)
     with started(tmp_path, "report", "--stream", "orders", "--url", stream_server.url) as process:
         process.wait_for_line("^reading ")
-        ctrl_c(process.pid)
+        send(process.pid)
         lines = process.end()
     assert lines[-1] == "report: stopped"
     assert not list(tmp_path.glob("*.html"))

@@ -86,8 +86,10 @@ async def test_a_full_buffer_makes_callers_wait_and_drops_none(client: StreamCli
 
 
 async def test_linger_collects_more_into_one_batch(client: StreamClient, raw: redis.Redis) -> None:
-    producer = StreamProducer(client, STREAM, linger_ms=50)
-    await producer.push({"n": -1})
+    await StreamProducer(client, STREAM).push({"n": -1})  # the server knows the script from now on
+    # Tasks begin in one turn of the loop; ten threads begin when the machine lets them.
+    linger_ms = 50  # sync: linger_ms = 2_000
+    producer = StreamProducer(client, STREAM, linger_ms=linger_ms)
     raw.config_resetstat()
     await outcomes([start(producer.push, {"n": n}) for n in range(10)])
     assert calls(raw, "evalsha") <= 2

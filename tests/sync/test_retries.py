@@ -193,26 +193,27 @@ def test_a_handler_that_runs_too_long_has_failed(client: StreamClient) -> None:
 @pytest.mark.skipif(not IS_ASYNC, reason="a handler in a thread keeps its worker")
 @pytest.mark.usefixtures("default_server")
 def test_a_plain_handler_that_hangs_holds_up_neither_other_messages_nor_hooks(client: StreamClient) -> None:
-    publish(client, range(6))
+    publish(client, range(4))
     may_end, seen, errors = threading.Event(), list[int](), list[str]()
 
     def handle(messages: list[StreamMessage]) -> list[str]:
         seen.append(messages[0].data)
-        if messages[0].data < 3:
+        if messages[0].data < 2:
             may_end.wait(DEADLINE_S)
         return all_ids(messages)
 
     def remember(error: BaseException, messages: list[StreamMessage]) -> None:
         errors.append(type(error).__name__)
 
-    config = quick(batch_size=1, handler_timeout_ms=100, max_deliveries=1)
+    # One second: the limit holds for those that do not hang as well, however busy the machine.
+    config = quick(batch_size=1, handler_timeout_ms=1_000, max_deliveries=1)
     consumer = StreamConsumer(client, STREAM, config, handle, error_hook=remember)
     try:
         with running(consumer):
-            eventually(lambda: consumer.metrics().total_dlq == consumer.metrics().total_acked == 3)
+            eventually(lambda: consumer.metrics().total_dlq == consumer.metrics().total_acked == 2)
     finally:
         may_end.set()
-    assert (seen, errors) == (list(range(6)), ["HandlerTimeout"] * 3)
+    assert (seen, errors) == (list(range(4)), ["HandlerTimeout"] * 2)
 
 
 def test_the_last_permitted_run_is_alone(client: StreamClient) -> None:

@@ -124,14 +124,14 @@ def test_no_task_runs_twice_beside_a_handler_that_blocks_the_loop(
 ) -> None:
     told, journal = tmp_path / "told", tmp_path / "journal"
     notes = [Task(kind="note", payload={"path": str(journal)}) for _ in range(20)]
-    blocking = Task(kind="block_when_told", payload={"path": str(told), "seconds": 6})
+    blocking = Task(kind="block_when_told", payload={"path": str(told), "seconds": 6.5})
     queue.enqueue_many([*notes[:10], blocking])
-    start_worker(concurrency=2)
+    start_worker(idle_ms=5_000, concurrency=2)  # so long a lease as above, for the same reason
     eventually(lambda: held(raw) == 1 and any("b" in each["flags"] for each in raw.client_list()), "it reads on")
     told.touch()
     eventually(lambda: not told.exists(), "the event loop is blocked")
     queue.enqueue_many(notes[10:])  # for a read whose reply nobody sees until the handler ends
-    start_worker(concurrency=2)
+    start_worker(idle_ms=5_000, concurrency=2)
     result = queue.wait_for_result(blocking.id, PATIENCE_S)
     assert result is not None
     assert result.data == "run 1"

@@ -383,6 +383,22 @@ async def test_a_task_whose_first_worker_dies_in_its_last_run_runs_once_more_and
     assert [letter[b"task_id"].decode() for letter in entries(raw, "jobs.dead")] == [task.id]
 
 
+async def test_the_tasks_of_dead_workers_are_named(
+    redis_url: str, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RedisTaskQueue(redis_url, "jobs", max_retry=0) as queue:
+        tasks = [Task(kind="render", id=f"t-{n}") for n in range(7)]
+        await queue.enqueue_many(tasks)
+        await queue.pop_many(7)
+
+        async def are_dead() -> bool:
+            await queue.requeue_orphans(1, 10)
+            return bool(raw.xlen("jobs.dead") == 7)
+
+        await eventually(are_dead)
+    assert "died: t-0, t-1, t-2, t-3, t-4 and 2 more" in caplog.text
+
+
 async def test_an_entry_that_was_deleted_in_hand_stops_nobody(
     queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
 ) -> None:
@@ -728,6 +744,6 @@ async def test_a_task_of_another_worker_is_renewed_no_more(
         assert task is not None
         [(entry_id, _)] = raw.xrange("jobs.tasks.high")
         raw.xclaim("jobs.tasks.high", "jobs", "thief", 0, [entry_id], justid=True)
-        await eventually(lambda: f"to other workers, the first is {task.id}" in caplog.text)
+        await eventually(lambda: f"to other workers: {task.id}" in caplog.text)
         assert not await finish(queue, task)
     assert raw.xpending("jobs.tasks.high", "jobs")["consumers"] == [{"name": b"thief", "pending": 1}]

@@ -648,9 +648,9 @@ async def test_a_worker_without_work_leaves(queue: TaskQueue, redis_url: str) ->
     handlers.task("work")(lambda _: None)
     await queue.enqueue(Task(kind="work"))
     started = time.monotonic()
-    report = await quick(queue, handlers, idle_exit_ms=300).run()
+    report = await quick(queue, handlers, idle_exit_ms=2_000).run()  # from its start: the first task may come late
     assert (report.reason, report.ok) == ("idle", 1)
-    assert time.monotonic() - started >= 0.3
+    assert time.monotonic() - started >= 2.0
 
 
 async def test_a_worker_leaves_when_its_time_is_up(queue: TaskQueue, redis_url: str) -> None:

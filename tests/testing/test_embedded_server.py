@@ -18,6 +18,7 @@ from penstock.redis.probe import ask
 from penstock.redis.server_binary import find_server_binary, server_version
 from penstock.testing import ServerKind
 from penstock.testing.servers import NEWEST
+from tests.helpers.processes import running
 
 pytestmark = pytest.mark.usefixtures("server_program")
 
@@ -124,9 +125,8 @@ def test_a_taken_port_is_named() -> None:
 
 def test_a_port_that_another_process_was_given_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     script = "from penstock.redis.embedded import free_port; print(free_port(), flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+    command = [sys.executable, "-c", script]
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         given = int(other.stdout.readline())
         monkeypatch.setattr(embedded, "_PORTS", range(given, given + 50))
@@ -171,9 +171,8 @@ from penstock.redis.embedded import EmbeddedServer
 print(server.pid, server.unix_socket, flush=True)
 input()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    command = [sys.executable, "-c", code]
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid, unix_socket = parent.stdout.readline().split()
         assert ask(unix_socket, "PING") == b"PONG"

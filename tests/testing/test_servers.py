@@ -46,6 +46,16 @@ def test_nobody_from_an_earlier_test_is_connected_any_more(
         assert killed.recv(100) == waiting.recv(100) == b""
 
 
+def test_a_pause_and_a_user_that_a_failed_test_has_left_are_gone(
+    server: EmbeddedServer, server_kind: ServerKind, server_park: ServerPark
+) -> None:
+    for words in (["ACL", "SETUSER", "left", "on", "nopass"], ["CLIENT", "PAUSE", 600_000, "WRITE"]):
+        assert ask(server.unix_socket, *words) == b"OK"
+    assert server_park.get(server_kind) is server
+    assert ask(server.unix_socket, "ACL", "USERS") == [b"default"]
+    assert ask(server.unix_socket, "SET", "key", "value") == b"OK"
+
+
 @pytest.mark.servers("7.0", "valkey")
 def test_a_marker_narrows_the_servers(server_kind: ServerKind) -> None:
     assert server_kind in {DEFAULT, NEWEST}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,6 +17,7 @@ from penstock.testing import ServerMissing
 from tests.conftest import QUARANTINE, quarantined
 from tests.helpers import missing
 from tests.helpers.missing import skip_where_missing
+from tests.helpers.processes import running
 from tests.helpers.users import SharedServer, User
 
 # Tests on several servers, slow ones, and some that are neither.
@@ -26,7 +28,7 @@ _FILES = ("tests/balancer/test_defects.py", "tests/testing/test_embedded_server.
 def collected(*options: str) -> list[str]:
     """Returns the names of the tests that a run would begin with these options, in their order."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *_FILES, *options]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
     return [line for line in printed.splitlines() if "::" in line]
 
 
@@ -43,6 +45,7 @@ def test_in_continuous_integration_what_is_missing_fails(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # eight times pytest
 def test_six_rotations_in_a_row_run_everything_and_slow_tests_once() -> None:
     turns = [collected("--rotation", str(number)) for number in range(7, 13)]
     slow = {name.partition("[")[0] for name in collected("-m", "slow")}
@@ -94,3 +97,15 @@ def test_the_files_that_stand_in_for_others_exist() -> None:
     named = re.findall(r"`([a-z0-9_/]+\.py)`", (tests / "README.md").read_text())
     assert named
     assert [name for name in named if not ((tests.parent / name).exists() or any(tests.rglob(name)))] == []
+
+
+def test_a_process_does_not_outlive_a_test_that_fails() -> None:
+    with pytest.raises(ZeroDivisionError), running(["sh", "-c", "sleep 1000 | cat"], stdout=subprocess.PIPE) as process:
+        raise ZeroDivisionError
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_no_test_leaves_it_to_popen_to_wait_for_a_process() -> None:
+    tests = QUARANTINE.parent
+    files = [path for path in tests.rglob("*.py") if re.search(r"with (subprocess\.)?Popen\(", path.read_text())]
+    assert [path.relative_to(tests).as_posix() for path in files] == ["helpers/processes.py"], "use running() of it"

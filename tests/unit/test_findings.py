@@ -11,6 +11,7 @@ import pytest
 
 from penstock.model import Lag
 from penstock.ops import findings
+from penstock.ops import server_findings as of_servers
 from penstock.ops.model import (
     MOST_CONSUMERS,
     BalancedStream,
@@ -58,6 +59,7 @@ HEALTHY = ServerInfo(
     clock_skew_s=0.01,
 )
 SERVICE = ServiceInfo("svc", 1, 0)
+_SOURCE = inspect.getsource(findings) + inspect.getsource(of_servers)
 LATE = Lag(7, 1_000.0)
 
 
@@ -78,8 +80,8 @@ def checks(findings: list[Finding]) -> list[tuple[str, Severity]]:
 
 
 def test_nothing_is_wrong_with_a_healthy_server() -> None:
-    assert findings.server_findings(HEALTHY) == findings.known_holes(HEALTHY) == []
-    assert findings.keyspace_events(HEALTHY, [SERVICE]) == []
+    assert of_servers.server_findings(HEALTHY) == of_servers.known_holes(HEALTHY) == []
+    assert of_servers.keyspace_events(HEALTHY, [SERVICE]) == []
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_nothing_is_wrong_with_a_healthy_server() -> None:
     ],
 )
 def test_what_is_dangerous_in_a_server_is_found(changes: dict[str, Any], check: str, severity: Severity) -> None:
-    [finding] = findings.server_findings(replace(HEALTHY, **changes))
+    [finding] = of_servers.server_findings(replace(HEALTHY, **changes))
     assert (finding.check, finding.severity) == (check, severity)
     assert finding.fix
     assert finding.link in PAGES
@@ -119,20 +121,58 @@ def test_what_is_dangerous_in_a_server_is_found(changes: dict[str, Any], check: 
     ],
 )
 def test_servers_with_a_known_hole_are_found(product: str, version: str, is_found: bool) -> None:
-    assert bool(findings.known_holes(replace(HEALTHY, product=product, version=version))) == is_found
+    assert bool(of_servers.known_holes(replace(HEALTHY, product=product, version=version))) == is_found
+
+
+@pytest.mark.parametrize(
+    ("changes", "services", "what"),
+    [
+        ({}, [SERVICE], None),
+        ({"version": "unknown"}, [], "version, memory, persistence and replicas"),
+        ({"fsync": None, "snapshots": None, "keyspace_events": None}, [], "appendfsync"),
+        ({"fsync": None, "snapshots": None, "is_append_only": False}, [], "save"),
+        ({"fsync": None, "keyspace_events": None}, [SERVICE], "appendfsync, notify-keyspace-events"),
+        ({"min_replicas": None}, [SERVICE], None),
+    ],
+)
+def test_what_a_server_does_not_say_is_found_where_the_verdict_depends_on_it(
+    changes: dict[str, Any], services: list[ServiceInfo], what: str | None
+) -> None:
+    found = of_servers.unread_settings(replace(HEALTHY, **changes), services)
+    assert [finding.what for finding in found] == ([] if what is None else [f"not examined: {what}"])
+    assert all((finding.check, finding.severity) == ("not-examined", Severity.INFO) for finding in found)
+
+
+def test_snapshots_that_nobody_knows_of_are_not_taken_for_none() -> None:
+    [finding] = of_servers.server_findings(replace(HEALTHY, is_append_only=False, snapshots=None))
+    assert "only snapshots are taken" in finding.what
+
+
+def test_only_a_default_user_that_can_log_in_needs_a_password() -> None:
+    assert of_servers.open_server([b"off", b"nopass"]) == of_servers.open_server([b"on"]) == []
+
+
+def test_roles_follow_from_what_is_on_the_server() -> None:
+    reader = replace(group(), kind=GroupKind.ARCHIVE)
+    assert of_servers.roles_in_use([stream("orders", StreamKind.STREAM, group())], []) == [RoleName.WORKER]
+    assert of_servers.roles_in_use([stream("orders", StreamKind.STREAM, reader)], [SERVICE]) == [
+        RoleName.WORKER, RoleName.BALANCER, RoleName.SPARK,
+    ]  # fmt: skip
+    assert of_servers.roles_in_use([stream("jobs.tasks", StreamKind.TASKS)], []) == [RoleName.TASKS]
 
 
 @pytest.mark.parametrize(("events", "is_found"), [("", True), ("E", True), ("AKE", False), ("Kx", False)])
 def test_a_balancer_without_notices_is_found(events: str, is_found: bool) -> None:
-    assert bool(findings.keyspace_events(replace(HEALTHY, keyspace_events=events), [SERVICE])) == is_found
-    assert findings.keyspace_events(replace(HEALTHY, keyspace_events=events), []) == []
+    assert bool(of_servers.keyspace_events(replace(HEALTHY, keyspace_events=events), [SERVICE])) == is_found
+    assert of_servers.keyspace_events(replace(HEALTHY, keyspace_events=events), []) == []
 
 
-def test_a_stream_without_a_hash_tag_is_found() -> None:
-    found = findings.hash_tags(
-        [stream("orders", StreamKind.STREAM, group()), stream("{a}", StreamKind.STREAM, group())]
-    )
-    assert [finding.where for finding in found] == ["stream orders"]
+@pytest.mark.parametrize(
+    ("kind", "is_found"), [(StreamKind.STREAM, True), (StreamKind.QUEUE, True), (StreamKind.SERVICE, False)]
+)
+def test_a_stream_whose_dead_letters_are_in_another_slot_is_found(kind: StreamKind, is_found: bool) -> None:
+    found = findings.hash_tags([stream("orders", kind, group()), stream("{a}", kind, group())])
+    assert [finding.where for finding in found] == (["stream orders"] if is_found else [])
 
 
 def test_locks_that_run_out_before_a_failover_are_found() -> None:
@@ -270,8 +310,9 @@ def test_every_check_says_what_to_do_and_where_to_read_about_it() -> None:
     lane = stream("jobs.tasks.normal:kind=render", StreamKind.TASKS, group())
     old = DeadLetterStreamInfo("orders_dlq", StreamKind.STREAM, "orders", 200_000, "1000-0", "2000-0")
     found = [
-        *findings.server_findings(bad), *findings.known_holes(bad), *findings.keyspace_events(bad, [SERVICE]),
-        *findings.open_server("default", [b"nopass"]), *findings.lacking("ada", RoleName.WORKER, ["XADD"]),
+        *of_servers.server_findings(bad), *of_servers.known_holes(bad), *of_servers.keyspace_events(bad, [SERVICE]),
+        *of_servers.open_server([b"on", b"nopass"]), *of_servers.unread_settings(replace(HEALTHY, fsync=None), []),
+         *of_servers.lacking("ada", RoleName.WORKER, ["XADD"]),
         *findings.hash_tags([late]), *findings.many_groups([replace(late, groups_count=70)]),
         *findings.foreign_ids([replace(late, last_generated_id=f"{2**64 - 1}-{2**64 - 1}")], 3_000),
         *findings.short_locks("svc", [BalancedStream("svc", "a", "1-0", "one", 3_000, 1, 0)], 15_000),
@@ -279,7 +320,7 @@ def test_every_check_says_what_to_do_and_where_to_read_about_it() -> None:
         *findings.consumer_findings([late], [consumer(ConsumerState.DEAD, pending=3)]),
         *findings.without_live_consumers([late, lane], []), *findings.unbounded_dead_letters([old], 3_000),
     ]  # fmt: skip
-    known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', inspect.getsource(findings))) | {"unknown-kind", "no-consumer"}
+    known = set(re.findall(r'Finding\(\s*"([a-z-]+)"', _SOURCE)) | {"unknown-kind", "no-consumer"}
     assert {finding.check for finding in found} == known
     assert [finding for finding in found if not finding.fix or finding.link not in PAGES] == []
 

@@ -15,7 +15,7 @@ SIGNALLED = """
 import faulthandler, signal, time
 from penstock.runtime.threads import Flag
 
-faulthandler.dump_traceback_later(20, exit=True)
+faulthandler.dump_traceback_later(100, exit=True)
 event, is_inside, heard = Flag(), False, 0
 
 def handle(*_):
@@ -93,7 +93,7 @@ SIGNALLED_ELSEWHERE = """
 import faulthandler, os, signal, threading, time
 from penstock.runtime.threads import Flag
 
-faulthandler.dump_traceback_later(20, exit=True)
+faulthandler.dump_traceback_later(100, exit=True)
 event = Flag()
 signal.signal(signal.SIGTERM, lambda *_: event.set_from_outside())
 

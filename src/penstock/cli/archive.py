@@ -17,11 +17,15 @@ from penstock.cli.options import Archive, AsJson, Once, duration
 from penstock.cli.shown import print_error, print_rows, say
 from penstock.cli.spark_session import Master, QueryFailed, check_master, query_failed, quiet_session
 from penstock.cli.stopping import Stopping, stopping
+from penstock.errors import PenstockError
 from penstock.shown import shown, to_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from penstock.spark.archive import ArchiveRun
+    from penstock.spark.archive.run import CommittedBatch
 
 app = group("Copy streams into a Delta table; verify and compact it.")
 FileGrace = Annotated[
@@ -71,9 +75,6 @@ def run(
         max_batch_rows=max_batch_rows,
         trigger=f"{every}s",
         grace_s=grace,
-        tell=lambda done: say(
-            f"batch {done.batch}: {done.rows:,} entries, {done.rows / max(done.wall_s, 1e-9):,.0f}/s"
-        ),
     )
     check_master(master, needs_classic=True)
     job.check()
@@ -81,13 +82,38 @@ def run(
         with stop.at_once():
             spark = quiet_session("penstock archive", master, is_long=not once)
         try:
-            _attend(replace(job, is_stopping=lambda: stop.is_asked).start(spark, once=once), stop)
+            _archive(job, spark, stop, once=once)
         finally:
             _end(spark)
     if is_archive(archive):
         _show(archive, as_json)
     else:
         say(f"nothing is archived yet: no stream {stream!r} with entries was found")
+
+
+def _archive(job: ArchiveRun, spark: SparkSession, stop: Stopping, *, once: bool) -> None:
+    """Run to the end; a continuous run restarts after failures that pass."""
+    from penstock.spark.runtime.errors import is_transient_failure
+    from penstock.spark.runtime.restarts import MOST_RESTARTS, run_with_restarts
+
+    batches = 0
+
+    def tell(done: CommittedBatch) -> None:
+        nonlocal batches
+        batches += 1
+        say(f"batch {done.batch}: {done.rows:,} entries, {done.rows / max(done.wall_s, 1e-9):,.0f}/s")
+
+    def most(error: PenstockError) -> int:
+        passes = error.is_transient if isinstance(error, QueryFailed) else is_transient_failure(repr(error))
+        return MOST_RESTARTS if passes and not once else 0
+
+    run = replace(job, tell=tell, is_stopping=lambda: stop.is_asked)
+    run_with_restarts(
+        lambda: _attend(run.start(spark, once=once), stop),
+        batches=lambda: batches,
+        most=most,
+        is_stopping=lambda: stop.is_asked,
+    )
 
 
 def _end(spark: SparkSession) -> None:
@@ -116,19 +142,21 @@ def _attend(query: StreamingQuery, stop: Stopping) -> None:
     except StreamingQueryException as error:
         if stop.is_asked and StopAsked.__name__ in str(error):
             return
-        told = _ADVICE.sub("Use --allow-data-loss to continue without them", str(query_failed(error)))
-        _ended(told, is_stopped=stop.is_asked)
+        failed = query_failed(error)
+        told = _ADVICE.sub("Use --allow-data-loss to continue without them", str(failed))
+        _ended(QueryFailed(told, is_transient=failed.is_transient), is_stopped=stop.is_asked)
     except (Py4JError, ConnectionError) as error:
         if isinstance(error, Py4JJavaError) and not stop.is_asked:
             raise
         why = "the Java process of Spark ended: it was killed, or ran out of memory"
-        _ended(f"{why}. Run the command again to continue where it stopped", is_stopped=stop.is_asked)
+        failed = QueryFailed(f"{why}. Run the command again to continue where it stopped")
+        _ended(failed, is_stopped=stop.is_asked)
 
 
-def _ended(told: str, *, is_stopped: bool) -> None:
+def _ended(failed: QueryFailed, *, is_stopped: bool) -> None:
     if not is_stopped:
-        raise QueryFailed(told) from None
-    print_error(f"stopped in the middle of a batch, which the next run archives: {told}")
+        raise failed from None
+    print_error(f"stopped in the middle of a batch, which the next run archives: {failed}")
 
 
 @command(app)

@@ -56,7 +56,7 @@ def check(
         # Ours open no connection when they are made, and name the package that is missing. Others' may do anything.
         if found.result_backend.provider in _OURS:
             make_result_backend(found).close()
-    print(to_json({"usable": True}) if as_json else "The settings are valid.")
+    print(to_json({"is_usable": True}) if as_json else "The settings are valid.")
 
 
 @command(app)

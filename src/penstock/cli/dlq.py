@@ -253,7 +253,7 @@ def redrive(
         told += (
             f"; skipped {counts['refused']:,}: redriven {max_redrives} times already, or the task is open or finished"
         )
-    _tell({**counts, "dry_run": dry_run}, told, missing, as_json)
+    _tell({**counts, "is_dry_run": dry_run}, told, missing, as_json)
 
 
 def _with_owner(inspector: Inspector, choice: Choice) -> Choice:
@@ -338,7 +338,7 @@ def purge(
             confirm(f"Permanently delete {purged:,} dead letter{'s' * (purged > 1)}{_of(choice)}?", yes=yes)
             purged = _purge(inspector, choice, limit, dry_run=False)
     told = f"{'would delete' if dry_run else 'deleted'} {purged:,} dead letters"
-    _tell({"purged": purged, "dry_run": dry_run}, told, missing, as_json)
+    _tell({"purged": purged, "is_dry_run": dry_run}, told, missing, as_json)
 
 
 def _purge(inspector: Inspector, choice: Choice, limit: int | None, *, dry_run: bool) -> int:

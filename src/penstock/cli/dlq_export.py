@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from penstock import envelope
+from penstock.cli.options import private
 from penstock.errors import ConfigurationError
 from penstock.ops.model import DeadLetterInfo
 from penstock.shown import plain, shown_lines, to_json
@@ -65,7 +66,7 @@ def _opened(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    with path.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+    with open(path, "w", encoding="utf-8", newline="", errors="backslashreplace", opener=private) as file:
         yield file
 
 
@@ -104,7 +105,8 @@ def _parquet(letters: Iterable[DeadLetterInfo], path: Path | None) -> int:
     types = dict.fromkeys(("attempts", "deliveries", "redrives"), pa.int64())
     schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
     rows = [{**row, "payload": to_json(row["payload"])} for row in map(as_row, letters)]
-    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    with open(path, "wb", opener=private) as file:
+        parquet.write_table(pa.Table.from_pylist(rows, schema=schema), file)
     return len(rows)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import Server
+from penstock.cli.command import Server, must_match
 from penstock.cli.options import LOOPBACK, Every, Host, Pattern
 from penstock.cli.shown import print_status
 from penstock.shutdown import SignalWatch
@@ -30,6 +30,7 @@ def exporter(
     with ExitStack() as stack:
         inspector = stack.enter_context(server.inspector())
         inspector.servers.all()  # a server that cannot be reached ends the command now, and later a sample only
+        must_match(inspector, stream)
         sampler = stack.enter_context(Sampler(inspector, every_s=every, match=stream))
         metrics, thread = serve(host, port, InspectorCollector(sampler))
         stack.callback(SignalWatch.subscribe(stop.set))

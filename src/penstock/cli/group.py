@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock import ids
-from penstock.cli.command import Server, command, group
+from penstock.cli.command import EVERYTHING, Server, command, group, paged
 from penstock.cli.options import AsJson, GroupName, StreamName, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_rows, say, span
 from penstock.cli.stream import GROUPS, lag_text
@@ -43,11 +43,12 @@ def ls(
 ) -> None:
     """List the groups of a stream, or of all streams."""
     with server.inspector() as inspector:
-        if stream is not None:
-            streams: tuple[StreamInfo, ...] = (inspector.streams.info(stream, memory=False),)
-        else:
-            streams = inspector.overview(count_lags=True).streams
+        streams = inspector.overview(count_lags=True).streams if stream is None else ()
         found = [each for info in streams for each in info.groups]
+        if stream is not None:
+            found = list(
+                paged(lambda count, cursor: inspector.groups.page(stream, limit=count, cursor=cursor), EVERYTHING)
+            )
         print_rows(found, GROUPS, as_json=as_json, none="no consumer groups")
         _say_what_is_missing(streams)
 
@@ -91,8 +92,8 @@ def _say_what_is_missing(streams: Iterable[StreamInfo]) -> None:
     for each in streams:
         if each.groups_count > len(each.groups):
             say(
-                f"{each.name} has {each.groups_count:,} groups, of which {len(each.groups)} are listed; see another "
-                f"one with {command_line('group lag', each.name, 'GROUP')}"
+                f"{each.name} has {each.groups_count:,} groups, of which {len(each.groups)} are listed; list all with "
+                f"{command_line('group ls', each.name)}"
             )
 
 

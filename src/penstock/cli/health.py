@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.command import UNHEALTHY, Server, must_match
 from penstock.cli.options import AsJson, Pattern, duration
-from penstock.cli.shown import Columns, print_rows, span
+from penstock.cli.shown import Columns, print_rows, say, span
 from penstock.cli.stream import lag_text, total_lag_text
 from penstock.ops.model import GroupKind, Overview, Severity
 from penstock.ops.model.groups import dead_after_ms
@@ -42,11 +42,14 @@ def health(
         found = inspector.overview(stream, count_lags=True)
     issues = list(_issues(found, max_lag, max_age, max_idle, max_dead_letters))
     if as_json:
-        print(to_json({"healthy": not issues, "issues": issues, **_numbers(found)}))
+        print(to_json({"is_healthy": not issues, "issues": issues, **_numbers(found)}))
     else:
         for issue in issues:
             print(shown(issue))
         print(f"{'unhealthy' if issues else 'healthy'}: {_summary(found)}")
+    for each in found.streams:
+        if (more := each.groups_count - len(each.groups)) > 0:
+            say(f"{more:,} of {each.groups_count:,} groups of {each.name} were not examined")
     if issues:
         raise typer.Exit(UNHEALTHY)
 
@@ -55,8 +58,6 @@ def _issues(
     found: Overview, max_lag: int, max_age_s: float | None, max_idle_s: float | None, max_dead_letters: int | None
 ) -> Iterator[str]:
     for stream in found.streams:
-        if stream.groups_count > len(stream.groups):
-            yield f"{stream.name}: only {len(stream.groups)} of {stream.groups_count} groups were examined"
         for each in stream.groups:
             where = f"{stream.name}/{each.name}"
             if each.lag.count > max_lag:
@@ -83,6 +84,7 @@ def _numbers(found: Overview) -> dict[str, Any]:
         "oldest_unread_s": totals.oldest_unread_s,
         "pending": totals.pending,
         "dead_letters": totals.dead_letters,
+        "groups_not_examined": sum(each.groups_count - len(each.groups) for each in found.streams),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,11 @@ MetricsHost = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log more to standard error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file, as the `opener` of open(); a new one can be read by its owner only, because it contains payloads."""
+    return os.open(path, flags, 0o600)
 
 
 def confirm(question: str, *, yes: bool) -> None:

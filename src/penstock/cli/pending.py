@@ -123,4 +123,4 @@ def retry(
 
 
 def _tell(text: str, ids: list[str], dry_run: bool, as_json: bool) -> None:
-    print(to_json({"ids": ids, "dry_run": dry_run}) if as_json else text)
+    print(to_json({"ids": ids, "is_dry_run": dry_run}) if as_json else text)

@@ -171,7 +171,7 @@ def validate(files: Files, profile: Profile = None, master: Master = None, as_js
                 found = error.problems
             problems += [f"{file}: {each}" if files[1:] else each for each in found]
             if as_json:
-                print(to_json({"file": str(file), "pipeline": pipeline.name, "valid": not found, "problems": found}))
+                print(to_json({"file": str(file), "pipeline": pipeline.name, "is_valid": not found, "problems": found}))
             elif not found:
                 print(f"{shown(file)}: pipeline {pipeline.name!r} is valid")
     if problems:
@@ -266,7 +266,7 @@ def reset(
         confirm("Reset the pipeline?", yes=yes)
         carry_out(pipeline, planned)
     if as_json:
-        print(to_json({"pipeline": pipeline.name, **plain(planned), "dry_run": dry_run}))
+        print(to_json({"pipeline": pipeline.name, **plain(planned), "is_dry_run": dry_run}))
 
 
 @command(app)

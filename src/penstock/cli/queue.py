@@ -34,9 +34,9 @@ _TITLES = {
 }
 _QUEUES: Columns = {
     "queue": "name",
-    "type": "of",
+    "kind": "kind",
     "waiting": "waiting",
-    "in progress": "in_hand",
+    "in progress": "in_progress",
     "retrying": "retrying",
     "scheduled": "scheduled",
     "dead letters": "dead_letters",
@@ -66,9 +66,9 @@ def _row(queue: QueueInfo | TaskQueueInfo) -> dict[str, Any]:
         numbers: tuple[object, ...] = (queue.pending, queue.processing, queue.retrying, None, queue.dead_letters)
     else:
         numbers = (queue.queued, queue.running, queue.waiting, queue.scheduled, queue.dead)
-    names = ("waiting", "in_hand", "retrying", "scheduled", "dead_letters")
-    of = "messages" if isinstance(queue, QueueInfo) else "tasks"
-    return {"name": queue.name, "of": of, **dict(zip(names, numbers, strict=True))}
+    names = ("waiting", "in_progress", "retrying", "scheduled", "dead_letters")
+    kind = "messages" if isinstance(queue, QueueInfo) else "tasks"
+    return {"name": queue.name, "kind": kind, **dict(zip(names, numbers, strict=True))}
 
 
 def _tasks_or_messages(inspector: Inspector, queue: str) -> QueueInfo | TaskQueueInfo:
@@ -126,7 +126,7 @@ def purge(
             confirm(f"Permanently delete {count:,} {state.value} messages of {queue}?", yes=yes)
             count = inspector.queues.purge(queue, state.value, until=newest)
     told = f"{'would delete' if dry_run else 'deleted'} {count:,} messages"
-    print(to_json({"queue": queue, "state": state.value, "purged": count, "dry_run": dry_run}) if as_json else told)
+    print(to_json({"queue": queue, "state": state.value, "purged": count, "is_dry_run": dry_run}) if as_json else told)
 
 
 @command(app, "import")
@@ -170,7 +170,7 @@ def import_(
             f"deduplication key starts with '{name}{separator}'; check the name and --separator"
         )
     if as_json:
-        print(to_json({**asdict(report), "is_complete": report.is_complete}))
+        print(to_json({**asdict(report), "is_complete": report.is_complete, "is_dry_run": dry_run}))
     else:
         print("\n".join(_lines(report, is_dry_run=dry_run)))
     if not report.is_complete and not dry_run:

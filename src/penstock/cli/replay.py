@@ -66,7 +66,7 @@ def _run(job: Replay, into: str, stop: Stopping, *, is_dry: bool, as_json: bool)
         say(f"  {counts.cut:,} without some of their fields, which were cut because of their size (field dlq_cut)")
     if done:
         say(f"  {done:,} of them were written by an earlier run")
-    told = {"name": job.name, "wanted": counts.wanted, "added": 0, "repeated": done, "dry_run": is_dry}
+    told = {"name": job.name, "wanted": counts.wanted, "added": 0, "repeated": done, "is_dry_run": is_dry}
     if is_dry:
         print(to_json(told) if as_json else "dry run: nothing was written")
         return

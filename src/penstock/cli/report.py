@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 
 from penstock import ids
 from penstock.cli.command import Server
-from penstock.cli.options import AsJson, Until, moment
+from penstock.cli.options import AsJson, Until, moment, private
 from penstock.cli.shown import say
 from penstock.cli.spark_session import Master, check_master, query_failed, quiet_session
 from penstock.cli.stopping import stopping
@@ -93,7 +94,10 @@ def _write(file: Path, page: str) -> None:
     """Write the page; readers see the old file or the new one, never a part."""
     draft = _draft(file)
     try:
-        draft.write_text(page, encoding="utf-8")
+        with open(draft, "x", encoding="utf-8", opener=private) as written:
+            written.write(page)
+        if file.exists():
+            shutil.copymode(file, draft)
         draft.replace(file)
     except OSError as error:
         draft.unlink(missing_ok=True)

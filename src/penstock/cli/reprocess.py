@@ -75,7 +75,7 @@ def reprocess(
         if stop.is_asked:
             say("reprocess: stopped; run the same command again to continue with the messages that have no result")
         elif as_json:
-            print(to_json({"messages": total, "dry_run": dry_run, **asdict(summary)}))
+            print(to_json({"messages": total, "is_dry_run": dry_run, **asdict(summary)}))
         elif dry_run:
             print(f"{total:,} messages\ndry run: nothing was handled, nothing was written")
         else:

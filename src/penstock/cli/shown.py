@@ -133,7 +133,7 @@ def _moment(value: str | float) -> str:
 
 # The first that fits is taken. Of a moment, the name says that it is one.
 _UNITS: Mapping[str, Callable[[Any], str]] = {
-    "_at_ms": _moment, "_at": _moment, "_ms": lambda ms: duration(ms / 1000), "_s": duration, "_bytes": size,
+    "_at": _moment, "_ms": lambda ms: duration(ms / 1000), "_s": duration, "_bytes": size,
 }  # fmt: skip
 
 

@@ -125,12 +125,17 @@ def started(master: str | None, *, is_heard: bool = False) -> Iterator[None]:
 
 
 class QueryFailed(PenstockError):
-    """A Spark query ended with an error."""
+    """A Spark query ended with an error; `is_transient` means that its cause may go away by itself."""
+
+    def __init__(self, text: str, *, is_transient: bool = False) -> None:
+        super().__init__(text)
+        self.is_transient = is_transient
 
 
 def query_failed(error: BaseException) -> QueryFailed:
     """Return an error with our own words out of the long text that Spark wraps them in."""
-    from penstock.spark.runtime.errors import one_line
+    from penstock.spark.runtime.errors import is_transient_failure, one_line
 
     told = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
-    return QueryFailed(told[-1].strip() if told else one_line(error))
+    text = told[-1].strip() if told else one_line(error)
+    return QueryFailed(text, is_transient=is_transient_failure(str(error)))

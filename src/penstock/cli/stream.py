@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import ids
-from penstock.cli.command import EVERYTHING, Server, command, group, listed, paged, the_one
+from penstock.cli.command import EVERYTHING, Server, command, group, listed, must_match, paged, the_one
 from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_fields, print_rows, say, span
 from penstock.errors import ConfigurationError, NotFound
@@ -107,6 +107,7 @@ def ls(
 ) -> None:
     """List streams with their kind, length and lag."""
     with server.inspector() as inspector:
+        must_match(inspector, match)
         rows = listed(lambda count, cursor: inspector.streams.page(match, kind, limit=count, cursor=cursor), limit)
         print_rows(rows, _STREAMS, as_json=as_json, none="no streams match")
 

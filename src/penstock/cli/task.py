@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock import ids, times
-from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, listed, paged, the_one
+from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, listed, the_one
 from penstock.cli.options import FROM_SETTINGS, AsJson, Kind, Limit, QueueName, duration, parsed, words
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError, NotFound
@@ -21,12 +21,12 @@ from penstock.sync.ops import Inspector
 from penstock.task import Priority, Result, Status, Task
 
 app = group("Send tasks, track them, and read their results.")
-_LOOKED_AT = 10_000  # tasks of each state among which the beginning of an id is looked for
+_SHOWN_BYTES = 2_048  # of a task in a table, which shows no payload
 _TASKS: Columns = {
     "id": "id",
     "kind": "kind",
     "state": lambda each: each.state.value,
-    "attempts": "attempts",
+    "attempts": lambda each: None if each.is_cut and each.state is TaskState.DONE else each.attempts,
     "requires": lambda each: ", ".join(each.requires),
     "worker": "consumer",
     "due": lambda each: None if each.due_at_ms is None else ids.moment(each.due_at_ms),
@@ -121,10 +121,12 @@ def ls(
 ) -> None:
     """List tasks, oldest first; finished tasks newest first."""
     chosen = TaskState.RUNNING if pending else TaskState(state.value)
+    options: dict[str, int] = {} if as_json else {"max_value_bytes": _SHOWN_BYTES}
     with server.inspector() as inspector:
         name = server.queue_name(queue)
         rows = listed(
-            lambda count, cursor: inspector.tasks.tasks(name, chosen, kind=kind, limit=count, cursor=cursor), limit
+            lambda count, cursor: inspector.tasks.tasks(name, chosen, kind=kind, limit=count, cursor=cursor, **options),
+            limit,
         )
         print_rows(rows, _TASKS, as_json=as_json, none=f"No {chosen.value} tasks")
 
@@ -144,14 +146,9 @@ def _find(inspector: Inspector, queue: str, task_id: str) -> TaskInfo:
     found = inspector.tasks.status(queue, task_id)
     if found.state is not TaskState.UNKNOWN:
         return found
-    known = (
-        task.id
-        for state in map(TaskState, Listed)
-        for task in paged(
-            lambda count, cursor, state=state: inspector.tasks.tasks(queue, state, limit=count, cursor=cursor),  # type: ignore[misc]
-            _LOOKED_AT,
-        )
-    )
+    known, is_complete = inspector.tasks.begin_with(queue, task_id)
+    if not is_complete:  # one that was not looked at may begin like this, too
+        raise ConfigurationError(f"queue {queue!r} has too many tasks to look for {task_id!r}: pass the whole id")
     return inspector.tasks.status(queue, the_one(task_id, known, f"task of queue {queue!r}"))
 
 

@@ -82,12 +82,12 @@ class Live:
         """Yield server-sent events: `history`, with everything that is remembered, then `sample` for each new one."""
         known = self.sampler.samples
         yield _event("history", [point(sample) for sample in known])
-        seen_ms = known[-1].at_ms if known else 0
+        seen = known[-1].number if known else 0
         while not self._is_ending:
-            new = [sample for sample in self.sampler.samples if sample.at_ms > seen_ms]
+            new = [sample for sample in self.sampler.samples if sample.number > seen]
             for sample in new:
                 yield _event("sample", point(sample))
-                seen_ms = sample.at_ms
+                seen = sample.number
             if not new and not await self.sampler.wait(_QUIET_S):
                 yield ":\n\n"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from penstock import ids
 from penstock.dashboard.view import View
 from penstock.errors import NotFound
 from penstock.keys import QueueKeys
@@ -67,7 +68,8 @@ async def overview(view: View) -> Values:
                 "state": condition,
             }
         )
-    return {"at_ms": found.at_ms, "totals": found.totals, "rows": rows, "hidden_streams": max(0, len(work) - len(rows))}
+    hidden = max(0, len(work) - len(rows))
+    return {"at": ids.moment(found.at_ms), "totals": found.totals, "rows": rows, "hidden_streams": hidden}
 
 
 def _urgency(stream: StreamInfo) -> int:

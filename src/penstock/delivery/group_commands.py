@@ -53,12 +53,16 @@ class Parking:
 class GroupCommands:
     """One consumer's view of its group in Redis."""
 
-    def __init__(self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str) -> None:
+    def __init__(
+        self, client: StreamClient, keys: StreamKeys, group: str, consumer: str, dead_letters: str | None
+    ) -> None:
+        """Without `dead_letters`, the caller settles messages whose entries are missing."""
         self._client, self.keys, self.group, self.consumer = client, keys, group, consumer
         self.incarnation = ""  # set when the name was given by the user and might be taken twice
         self.is_fenced = False  # another process has taken the name
         self._worker = keys.worker(group, consumer)
-        self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group), dead_letters]
+        self._claim_keys = [keys.stream, keys.retries(group), keys.attempts(group)]
+        self._claim_keys += [] if dead_letters is None else [dead_letters]
         self._ack = script("streams/ack")
         keys_of_finish = (keys.stream, self._claim_keys[2])
         self._finish_quickly: Command = ("EVALSHA", script("queue/finish").sha, 2, *keys_of_finish, group, consumer)

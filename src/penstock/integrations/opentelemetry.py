@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from penstock import __version__
 from penstock.delivery.callables import is_async
-from penstock.errors import ConfigurationError, Skip, Snooze
+from penstock.errors import ConfigurationError, Skip, Snooze, name_of, text_of
 from penstock.events import Event, EventName
 from penstock.model import StreamMessage
 from penstock.task import Task
@@ -162,17 +162,24 @@ class Telemetry:
             try:
                 yield
             except _NO_FAILURES as decision:
-                span.add_event(type(decision).__name__)
+                span.add_event(name_of(decision))
                 raise
             except BaseException as failure:
-                outcome["error.type"] = type(failure).__qualname__
+                outcome["error.type"] = name_of(failure)
                 span.set_attribute("error.type", outcome["error.type"])
-                span.record_exception(failure)
-                span.set_status(Status(StatusCode.ERROR, str(failure)))
+                _record(span, failure)
+                span.set_status(Status(StatusCode.ERROR, text_of(failure)))
                 raise
             finally:
                 self._consumed.add(len(messages), _destination(destination))
                 self._took.record(time.monotonic() - began_s, outcome)
+
+
+def _record(span: Span, failure: BaseException) -> None:
+    try:
+        span.record_exception(failure)
+    except BaseException:  # formatting calls code of the user's, whose error must not replace that of the handler
+        span.add_event("exception", {"exception.type": name_of(failure), "exception.message": text_of(failure)})
 
 
 def _destination(stream: str, group: str = "") -> dict[str, Any]:

@@ -7,21 +7,24 @@ from collections.abc import Sequence
 from penstock import envelope
 from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import BalancerConfig
-from penstock.balancer.messages import LBSInfo, LBSInputMessage
+from penstock.balancer.messages import FIELD, LBSInfo, LBSInputMessage
 from penstock.errors import NotFound, PenstockError
+from penstock.ids import after
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, Look, checked_id
+from penstock.ops.catalogue import Catalogue, Look
+from penstock.ops.entries import EntryRange, read_entries
 from penstock.ops.lag import measure
 from penstock.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import ask, number_or
 from penstock.redis.retry import Repeat
+from penstock.serializers import DEFAULT_MAX_BYTES
 from penstock.shown import command_line
 
-_PAGE = 500
+_PAGE, _MOST_STEPS = 500, 20  # entries of one step, and steps of one page
 _RELEASED = "released"  # the consumer under whose name a stream waits that was taken from its owner
 _LONG_IDLE_MS = 86_400_000  # longer than any consumer waits before it claims an entry
 _TRIES = 10
@@ -72,28 +75,24 @@ class Services:
         Those of one owner, or those (not) waiting for one, if that is given.
         """
         check_number("limit", limit)
-        keys = BalancerKeys.of(service)
+        keys, count = BalancerKeys.of(service), min(_PAGE, limit)
         await self._look(keys)
-        start, found = f"({checked_id(cursor)}" if cursor else "-", list[BalancedStream]()
-        while True:
-            rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", _PAGE)
+        start, found = after(cursor) if cursor else "-", list[BalancedStream]()
+        for _ in range(_MOST_STEPS):
+            rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", count)
             for stream in await self._owned(keys, rows):
                 if owner in {None, stream.owner} and is_waiting in {None, not stream.owner}:
                     found.append(stream)
                     if len(found) == limit:
                         return Page(tuple(found), stream.entry_id)
-            if len(rows) < _PAGE:
+            if len(rows) < count:
                 return Page(tuple(found))
             start = f"({rows[-1][0].decode()}"
+        return Page(tuple(found), start[1:])
 
     async def _owned(self, keys: BalancerKeys, rows: list[tuple[bytes, bytes, int, int]]) -> list[BalancedStream]:
-        commands = BalancerCommands(self._client, keys, "", BalancerConfig())
-        bodies = await commands.bodies([row[0].decode() for row in rows])
-        named = []
-        for row, fields in zip(rows, bodies, strict=True):
-            info = _info_of(row[0].decode(), fields)
-            if info is not None:
-                named.append((row, info))
+        infos = await self._infos_of(keys.stream, [row[0].decode() for row in rows])
+        named = [(row, info) for row in rows if (info := infos.get(row[0].decode())) is not None]
         locks = [info.lock for _, info in named]
         questions = [(lock, (command, lock)) for lock in locks for command in ("GET", "PTTL")]
         replies = await ask(self._client, questions)
@@ -107,6 +106,19 @@ class Services:
                     int(row[3]), int(row[2]),
                 )
             )  # fmt: skip
+        return found
+
+    async def _infos_of(self, stream: str, entry_ids: list[str]) -> dict[str, LBSInfo]:
+        found, left = dict[str, LBSInfo](), entry_ids
+        while left:
+            wanted = EntryRange("-", "+", len(left), DEFAULT_MAX_BYTES + 1, fields=FIELD, ids=left)
+            entries, further = await read_entries(self._client, stream, wanted)
+            for entry_id, *fields in entries:
+                named = [part for at in range(0, len(fields), 3) for part in fields[at : at + 2]]
+                info = _info_of(entry_id.decode(), named)
+                if info is not None:
+                    found[info.id_in_lbs] = info
+            left = left[left.index(further) + 1 :] if further else []
         return found
 
     async def release(self, service: str, data_stream: str) -> str:
@@ -167,8 +179,8 @@ def _peer(name: bytes, told: bytes, now_ms: int) -> BalancerPeer | None:
     return BalancerPeer(envelope.text(name), numbers[1], numbers[2], numbers[0] - now_ms)
 
 
-def _info_of(entry_id: str, fields: list[bytes] | None) -> LBSInfo | None:
+def _info_of(entry_id: str, fields: list[bytes]) -> LBSInfo | None:
     try:
-        return None if fields is None else LBSInfo(LBSInputMessage.of_entry(fields).data_stream_name, entry_id)
+        return LBSInfo(LBSInputMessage.of_entry(fields).data_stream_name, entry_id)
     except PenstockError:
         return None

@@ -85,7 +85,7 @@ class Catalogue:
         """Return the names of all streams that a glob pattern matches, sorted."""
         if time.monotonic() - self._read_s > self._max_age_s or not self._max_age_s:
             prefix = f"{self._client.prefix}_" if self._client.prefix else ""
-            found = await stream_keys(self._client, f"{_escaped(prefix)}*")
+            found = await stream_keys(self._client, f"{escaped(prefix)}*")
             names = [key.removeprefix(prefix) for key in found]
             self._names, self._read_s = [name for name in names if _can_be_named(name)], time.monotonic()
         return self._names if match == "*" else [name for name in self._names if fnmatchcase(name, match)]
@@ -111,18 +111,20 @@ class Catalogue:
                 f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
             ) from None
 
-    async def look(self, names: Sequence[str], most_groups: int = MOST_GROUPS, only_group: str = "") -> dict[str, Look]:
+    async def look(
+        self, names: Sequence[str], most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0
+    ) -> dict[str, Look]:
         """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
-        return await self._look(names, [self.keys(name).stream for name in names], most_groups, only_group)
+        keys = [self.keys(name).stream for name in names]
+        return await self._look(names, keys, most_groups, only_group, first_group)
 
     async def look_at_services(self, names: Sequence[str]) -> dict[str, Look]:
         """Look at load balancer streams."""
-        return await self._look(names, names, MOST_GROUPS)
+        return await self._look(names, names)
 
-    async def _look(
-        self, names: Sequence[str], keys: Sequence[str], most_groups: int, only_group: str = ""
-    ) -> dict[str, Look]:
-        replies = await run_many(self._client, "ops/look", [([key], [most_groups, only_group]) for key in keys])
+    async def _look(self, names: Sequence[str], keys: Sequence[str], *args: int | str) -> dict[str, Look]:
+        calls = [([key], args or (MOST_GROUPS, "", 0)) for key in keys]
+        replies = await run_many(self._client, "ops/look", calls)
         return {
             name: _look(name, reply)
             for name, reply in zip(names, replies, strict=True)
@@ -206,5 +208,6 @@ def _can_be_named(name: str) -> bool:
     return "\N{REPLACEMENT CHARACTER}" not in name  # no UTF-8
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a text as a glob pattern that matches nothing else."""
     return re.sub(r"([\[\]*?\\^])", r"\\\1", text)

@@ -17,7 +17,7 @@ from penstock.keys import BalancerKeys, QueueKeys, TaskKeys, check_name
 from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
-from penstock.ops.catalogue import Catalogue, Look, checked_id, checked_text, kind_of
+from penstock.ops.catalogue import Catalogue, Look, checked_text, kind_of
 from penstock.ops.entries import LOOKED_AT, EntryRange, read_entries, read_entry
 from penstock.ops.failures import failure_group, letter_of, matches
 from penstock.ops.model import (
@@ -177,8 +177,7 @@ class DeadLetterStreams:
         start = f"{matching.since_ms}-0" if matching.since_ms else "-"
         end = str(matching.until_ms) if matching.until_ms is not None else "+"
         if cursor:
-            checked_id(cursor)
-            start, end = (start, f"({cursor}") if newest_first else (f"({cursor}", end)
+            start, end = (start, ids.before(cursor)) if newest_first else (ids.after(cursor), end)
         ends = (end, start) if newest_first else (start, end)
         wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(matching.text or ""), fields)
         rows, further = await read_entries(self._client, place.key, wanted)

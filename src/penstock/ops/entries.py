@@ -1,4 +1,4 @@
-"""Entries of a stream, as much of each as is shown."""
+"""Entries of a stream and scheduled tasks, as much of each as is shown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from penstock.redis.retry import Repeat
 
 LOOKED_AT = 1_000  # entries of one page that are looked at for a text
 LONGEST_TRACEBACK = 32_000  # bytes: failures are compared by the end of their tracebacks
+LONGEST_KIND = 513  # bytes that a scheduled task begins with: its kind and a zero
 _DEAD_LETTER_FIELD = b"dlq_"
 
 
@@ -25,6 +26,7 @@ class EntryRange:
     newest_first: bool = False
     text: str = ""  # that some value contains
     fields: str = ""  # what the names of the fields to read begin with
+    ids: Sequence[str] = ()  # of the entries to read instead of the range
 
 
 async def read_entries(client: StreamClient, key: str, wanted: EntryRange) -> tuple[list[Row], str]:
@@ -35,18 +37,29 @@ async def read_entries(client: StreamClient, key: str, wanted: EntryRange) -> tu
     """
     args: list[str | int] = [
         wanted.start, wanted.end, wanted.limit, int(wanted.newest_first), wanted.max_value_bytes, wanted.text,
-        LOOKED_AT, wanted.fields,
+        LOOKED_AT, wanted.fields, *wanted.ids,
     ]  # fmt: skip
     answer = await client.run("ops/entries", [key], args, Repeat.READ)
     if answer:
         return answer[0], answer[1].decode()
     command = "XREVRANGE" if wanted.newest_first else "XRANGE"
-    rows = await client.call(key, command, key, wanted.start, wanted.end, "COUNT", 1)
+    first, last = (wanted.ids[0],) * 2 if wanted.ids else (wanted.start, wanted.end)
+    rows = await client.call(key, command, key, first, last, "COUNT", 1)
+    if not rows and wanted.ids:  # that entry is gone
+        return [], wanted.ids[0]
     if not rows:
         return [], ""
     entry_id, fields = rows[0]
     is_wanted = any(wanted.text.encode() in value for value in fields[1::2])
     return [_cut(entry_id, fields, wanted.max_value_bytes, wanted.fields)] if is_wanted else [], entry_id.decode()
+
+
+async def read_bodies(
+    client: StreamClient, key: str, task_ids: Sequence[str], max_value_bytes: int
+) -> list[tuple[bytes, int]]:
+    """Return the beginnings of scheduled tasks with their sizes, of the first ids only where tasks are large."""
+    found = await client.run("ops/bodies", [key], [max_value_bytes, *task_ids], Repeat.READ) if task_ids else []
+    return [(body[0], int(body[1])) if body else (b"", 0) for body in found]
 
 
 async def read_entry(client: StreamClient, key: str, entry_id: str, max_value_bytes: int) -> Row | None:

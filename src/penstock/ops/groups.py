@@ -11,7 +11,7 @@ from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, Look, missing_stream
+from penstock.ops.catalogue import MOST_GROUPS, Catalogue, Look, missing_stream
 from penstock.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.ops.model import (
     MOST_CONSUMERS,
@@ -41,7 +41,18 @@ class Groups:
 
     async def of(self, stream: str) -> tuple[GroupInfo, ...]:
         """Return the first 64 groups of a stream; a lag that takes long to count is a bound."""
-        return (await self._streams.info(stream, memory=False)).groups
+        return (await self.page(stream)).items
+
+    async def page(self, stream: str, *, limit: int = MOST_GROUPS, cursor: str = "") -> Page[GroupInfo]:
+        """Return groups of a stream, up to 64 at once; a lag that takes long to count is a bound."""
+        check_number("limit", limit)
+        first, limit = envelope.number(cursor) or 0, min(limit, MOST_GROUPS)
+        found = await self._streams.look([stream], (), most_groups=limit, first_group=first)
+        if not found:
+            await self._streams.info(stream, memory=False)  # raises NotFound, or PermissionDenied
+            return Page(())
+        groups, last = found[0].groups, first + len(found[0].groups)
+        return Page(groups, str(last) if groups and last < found[0].groups_count else "")
 
     async def info(self, stream: str, group: str) -> GroupInfo:
         """Return one group, with its lag counted; raise NotFound if there is none."""
@@ -118,10 +129,13 @@ class Groups:
     ) -> Page[Consumer]:
         """Return the consumers of a group by name; raise NotFound if there is no such group.
 
-        One that is silent for longer than `dead_after_ms` is dead; None is a minute, and six of message queues.
+        One that is silent for longer than `dead_after_ms` is dead; None is a minute, and six of message queues. The
+        consumers of a group with more than 2,000 are not listed: its page is empty.
         """
         check_number("limit", limit)
-        key = self._catalogue.keys(stream).stream
+        key, looks = self._catalogue.keys(stream).stream, await self._catalogue.look([stream], only_group=group)
+        if any(each.consumers > MOST_CONSUMERS for look in looks.values() for each in look.groups):
+            return Page(())
         async with self._catalogue.group_must_exist(stream, group):
             rows = await self._client.call(key, "XINFO", "CONSUMERS", key, group)
         found = [

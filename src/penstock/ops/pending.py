@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock import dead_letter_record, envelope
 from penstock.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.errors import ConfigurationError
+from penstock.ids import after
 from penstock.keys import check_name
 from penstock.number_checks import check_number
 from penstock.ops.catalogue import Catalogue, checked_id
@@ -42,7 +43,7 @@ class PendingMessages:
     ) -> Page[Pending]:
         """Return pending messages, oldest first; `is_waiting` selects those that wait for a retry, or do not."""
         check_number("limit", limit)
-        keys, start = self._catalogue.keys(stream), f"({checked_id(cursor)}" if cursor else "-"
+        keys, start = self._catalogue.keys(stream), after(cursor) if cursor else "-"
         found: list[Pending] = []
         for _ in range(_MOST_STEPS):
             rows = await self._rows(stream, group, start, min(_STEP, limit), consumer)

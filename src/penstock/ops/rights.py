@@ -25,7 +25,7 @@ _LOOKING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
     "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCORE", "SMEMBERS",
 )  # fmt: skip
-_INSPECTING = ("SCAN", "ZSCAN", "MEMORY USAGE", "INFO")  # SCAN shows the names of all keys
+_INSPECTING = ("SCAN", "HSCAN", "ZSCAN", "MEMORY USAGE", "INFO")  # SCAN shows the names of all keys
 _DURABLE = ("WAIT", "WAITAOF", "INFO", "COMMAND INFO")
 _CONSUMING = (
     "XREADGROUP", "XACK", "XADD", "XDEL", "XTRIM", "XGROUP CREATE", "XGROUP DELCONSUMER", "SET", "DEL",
@@ -148,7 +148,7 @@ def missing_commands(rights: Rights, rules: str) -> list[str]:
     """
     words = rules.lower().split()
     lacking = []
-    for name in sorted(rights.commands - NEWER):
+    for name in sorted(name for name in rights.commands if _AS_OLD_AS.get(name, name) not in NEWER):
         command = name.lower().replace(" ", "|")
         may: bool | None = False
         for word in words:
@@ -221,9 +221,16 @@ def _beside(keys: StreamKeys) -> str:
 
 def as_line(words: Iterable[str]) -> str:
     """Return words as redis-cli reads them."""
-    return " ".join(word if re.fullmatch(r"[^\s\"'\\]+", word) else _quoted(word) for word in words)
+    return " ".join(
+        word if re.fullmatch(r"[^\s\"'\\]+", word) and word.isprintable() else _quoted(word) for word in words
+    )
 
 
 def _quoted(word: str) -> str:
     escaped = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    # A terminal would carry out control characters, and redis-cli would end the line at some of them.
+    return '"' + "".join(char if char.isprintable() else _as_bytes(char) for char in escaped) + '"'
+
+
+def _as_bytes(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode())

@@ -14,7 +14,7 @@ from penstock.protection import payload_of
 from penstock.queue.model import GROUP, MessageData, QueueStats, decode_payload
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import ScriptCall, newest_id
+from penstock.redis.reading import ScriptCall, newest_id, pages
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
@@ -48,15 +48,14 @@ class Administration:
         """Return the oldest messages in a state, or the newest records of a log."""
         if source not in _SOURCES:
             raise ConfigurationError(f"source={source!r} must be one of {', '.join(_SOURCES)}")
-        if source == "dead_letter":
-            dead = self._logs[source]
-            rows = await self._client.call(dead, "XRANGE", dead, "-", "+", "COUNT", count)
-        elif source in self._logs:
-            log = self._logs[source]
-            rows = await self._client.call(log, "XREVRANGE", log, "+", "-", "COUNT", count)
-        else:
-            rows = await self._oldest(count, source)
+        rows = await (self._of_log(count, source) if source in self._logs else self._oldest(count, source))
         return [self._decoded(fields) for _, fields in rows]
+
+    async def _of_log(self, count: int, source: str) -> list[Any]:
+        newest_first = source != "dead_letter"
+        ends = ("+", "-") if newest_first else ("-", "+")
+        read = pages(self._client, self._logs[source], *ends, most=count, newest_first=newest_first)
+        return [row async for page in read for row in page]
 
     async def _oldest(self, count: int, source: str) -> list[Any]:
         # Page by page: a script that searched for all of them at once would block the server.

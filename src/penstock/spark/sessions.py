@@ -22,7 +22,14 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.runtime import code_shipping
 from penstock.spark.runtime.fast_start import java_options, slim_spark_home
 from penstock.spark.runtime.java import ensure_java
-from penstock.spark.runtime.master import CONNECT_SCHEME, check_yarn, is_connect, is_local
+from penstock.spark.runtime.master import (
+    CONNECT_SCHEME,
+    SparkStopped,
+    check_yarn,
+    is_connect,
+    is_local,
+    require_running,
+)
 from penstock.spark.runtime.versions import require_pyspark
 
 if TYPE_CHECKING:
@@ -41,6 +48,8 @@ _YARN = "yarn"
 _MOST_SHUFFLE_PARTITIONS = 200
 # If one of these is set, the master may be configured elsewhere.
 _SPEAKERS = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE")
+# What the constructor of a context fails with if another thread stops it.
+_ENDED_MEANWHILE = ("stopped SparkContext", "running MetricsSystem")
 _UNIX_SOCKETS = "spark.python.unix.domain.socket.enabled"
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _CHECKPOINT_PATH = "spark.sql.streaming.checkpointLocation"
@@ -61,12 +70,14 @@ def register(spark: SparkSession, by_value: bool | Literal["auto"] = "auto") -> 
 
     Raises:
         SparkMissing: PySpark is not installed, or too old.
+        SparkStopped: the session was stopped.
         PackagesMissing: the executors answered that they lack redis, hiredis, msgspec or pyarrow.
 
     """
     require_pyspark()
     if by_value not in (True, False, "auto"):
         raise ConfigurationError(f"by_value={by_value!r} must be True, False or 'auto'")
+    require_running(spark)
     is_by_value = not _is_installed(spark) if by_value == "auto" else by_value
     if not is_by_value:
         code_shipping.leave()
@@ -176,6 +187,7 @@ def session(
         JavaMissing: no Java that is new enough was found.
         ConfigurationError: the master is YARN, and cannot be reached or is named nowhere.
         PackagesMissing: the executors lack a package; see `register`.
+        SparkStopped: the cluster ended the application, or the session of this process without stop().
 
     """
     require_pyspark()
@@ -212,8 +224,9 @@ def _classic(builder: SparkSession.Builder, master: str | None, given: _Settings
     # Python workers are otherwise whatever `python3` is on PATH, and lack what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", str(given.get("spark.pyspark.python", sys.executable)))
     home = slim_spark_home() if short and is_local(master) else nullcontext()
-    with home, _web_interface_beside_driver(settings), _signals_kept():
+    with home, _web_interface_beside_driver(settings), _signals_kept(), _refusal_named(master):
         spark = builder.config(map=settings).getOrCreate()
+    require_running(spark)  # PySpark returns a session that its cluster has ended
     if not is_connect(spark):
         _leave_nothing(spark)
         if is_local(spark.sparkContext.master):
@@ -263,6 +276,22 @@ def _signals_kept() -> Iterator[None]:
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and before not in (signal.SIG_DFL, signal.default_int_handler, None):
             signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _refusal_named(master: str | None) -> Iterator[None]:
+    """Raise SparkStopped if the cluster ends the application while Spark starts, which Spark reports as a mistake."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+    try:
+        yield
+    except Py4JJavaError as error:
+        if any(sign in str(error) for sign in _ENDED_MEANWHILE):
+            raise SparkStopped(
+                f"Spark did not start on master {master or 'as configured'}: it cannot be reached, or it rejected the "
+                "application; its log says why"
+            ) from error
+        raise
 
 
 def _is_java_on_loopback() -> bool:

@@ -124,7 +124,8 @@ class ResultCommitter:
                 task_id=task.id, kind=task.kind, status=Status.ERROR, error=f"{failed.error}: {failed.text}",
                 attempts=task.attempts, traceback=traceback_of(failed.cause) or None,
             )  # fmt: skip
-            if not await self._save_now((task, result)):
+            is_forged = await self._forged([(task, result)])
+            if not is_forged and not await self._save_now((task, result)):
                 return False
         return await self._queue.dead_letter(
             task.id, verdict.reason, error=failed.error, text=failed.text, traceback=traceback_of(failed.cause)
@@ -194,11 +195,19 @@ class ResultCommitter:
     async def _finish(self, rows: list[Row]) -> None:
         # Removes rows as soon as they are settled, given back or kept.
         if self._backend is not None:
-            rows[:], kept = await self._save(rows)
+            forged = await self._forged(rows)
+            genuine = [row for row in rows if row[0].id not in forged]
+            saved, kept = await self._save(genuine) if genuine else ([], [])
+            rows[:] = [*(row for row in rows if row[0].id in forged), *saved]
             with self._lock:
                 self._kept += kept
         if rows:
             await self._tell_or_put_aside(rows)
+
+    async def _forged(self, rows: Sequence[Row]) -> set[str]:
+        # In a back-end the first result for an id stays, too: an entry whose task is open in another must not set it.
+        open_elsewhere = getattr(self._queue, "open_elsewhere", None)
+        return set() if open_elsewhere is None else await open_elsewhere([task for task, _ in rows])
 
     async def _tell_or_put_aside(self, rows: list[Row]) -> None:
         try:

@@ -11,6 +11,7 @@ from penstock.delivery.dead_letters import DeadLetterStream
 from penstock.delivery.group_commands import settle
 from penstock.errors import NotAuthentic
 from penstock.keys import TaskKeys
+from penstock.policy import Reason
 from penstock.redis.client import StreamClient
 from penstock.serializers import PayloadLimits
 from penstock.task import LIMITS
@@ -45,6 +46,8 @@ class DeadTasks(DeadLetterStream[DeadTask]):
         return letter
 
     async def _put_back(self, letter: DeadTask, _operation: str) -> str | None:
+        if letter.reason == Reason.MISSING:
+            return None  # there is no task to put back, and its error is the result that callers get
         return letter.task_id if await self.put_back(letter) == "queued" else None
 
     async def put_back(self, letter: DeadTask) -> str:

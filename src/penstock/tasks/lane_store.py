@@ -63,6 +63,10 @@ class TaskDelivery(msgspec.Struct, gc=False, eq=False):
                 ending, self.entry_id, self.task.id, self.task.kind, self.store.consumer, self.attempts, self.has_begun
             )
 
+    def is_named_by(self, value: bytes) -> bool:
+        """Return whether a value of the index of open tasks names this entry."""
+        return value.partition(b" ")[0] == self.entry_id.encode()
+
     async def hand_back(self, delay_ms: int = 0) -> None:
         """Give the task back without counting a run."""
         await self.release(Release("nack", delay_ms, counts=False))
@@ -89,7 +93,7 @@ class LaneStore:
         self.stream = self.streams.stream
         self.retries, self.attempts = self.streams.retries(group), self.streams.attempts(group)
         self.suspects = keys.suspects(lane.suffix)
-        self.commands = GroupCommands(client, self.streams, group, consumer, keys.dead)
+        self.commands = GroupCommands(client, self.streams, group, consumer, dead_letters=None)
         self.group = ConsumerGroup(client, keys.stream_name(lane.suffix), group)
         self._ends = [
             self.stream, self.retries, self.attempts, self.suspects, keys.dead, keys.index, keys.unique, keys.counts,
@@ -160,19 +164,24 @@ class LaneStore:
             parkings = [Parking(held.entry_id, 0, held.deliveries, held.attempts) for held in deliveries]
             return sum(await self.commands.park(parkings))
 
-    async def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str]]:
-        """Free tasks of silent consumers; return how many are due now, and the ids of those that are dead."""
-        total, gone, is_more = 0, list[str](), True
-        while is_more and total + len(gone) < limit:
+    async def orphans(self, idle_ms: int, limit: int, max_retry: int) -> tuple[int, list[str], list[str]]:
+        """Free tasks of silent consumers.
+
+        Returns how many are due now, the ids of those that are dead, and entries that vanished and stay pending.
+        """
+        total, gone, vanished, is_more = 0, list[str](), list[str](), True
+        while is_more and not vanished and total + len(gone) < limit:
             left = limit - total - len(gone)
             args: list[str | int] = [self._group, idle_ms, left, self._cursor, _PAGE, max_retry, _now()]
-            cursor, freed, dead, is_more = await self._client.run("tasks/orphans", self._ends, args, Repeat.ONCE)
+            answer = await self._client.run("tasks/orphans", self._ends, args, Repeat.ONCE)
+            cursor, freed, dead, is_more, missing = answer
             self._cursor = cursor.decode()
+            vanished += (entry_id.decode() for entry_id in missing)
             total += int(freed)
             gone += map(envelope.text, dead)
         if gone:
             await self._limit_dead_letters(len(gone))
-        return total, gone
+        return total, gone, vanished
 
     async def _limit_dead_letters(self, written: int) -> None:
         # Nothing else goes with a record: the index and the unique text are free since the task died, and its error

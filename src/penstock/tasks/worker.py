@@ -55,7 +55,7 @@ class WorkerReport:
     reason: str  # stopped, signal, idle, uptime, burst, exit
     ok: int
     failed: int  # runs that failed, whatever became of the task
-    dead: int
+    dead: int  # tasks that were given up, and entries that no handler got
     skipped: int
     refused: int  # results that came too late
     unsaved: int
@@ -121,6 +121,7 @@ class Worker:
         self._inbox = TaskInbox()
         self._running: list[RunningCall] = []
         self._stopping, self._has_tasks = Flag(), Flag()
+        self._undeliverable_before = self._undeliverable()
         self._reason = ""
         self._busy_s = 0.0  # when something was last under way
         self._exit: BaseException | None = None  # a handler ended the process
@@ -213,9 +214,11 @@ class Worker:
         """Return what was done so far."""
         total = self.tally.total
         failed = total("retry") + total("dead") + total("error")
-        return WorkerReport(
-            self._reason, total("ok"), failed, total("dead"), total("skip"), total("refused"), total("unsaved")
-        )
+        dead = total("dead") + self._undeliverable() - self._undeliverable_before
+        return WorkerReport(self._reason, total("ok"), failed, dead, total("skip"), total("refused"), total("unsaved"))
+
+    def _undeliverable(self) -> int:
+        return int(getattr(self._queue, "undeliverable", 0))
 
     # --- roles --------------------------------------------------------------------------------------
 

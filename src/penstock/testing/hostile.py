@@ -100,6 +100,12 @@ def _of_other(name: str) -> Maker:
     return lambda pen: [b"data", pen.bytes(40), name.encode(), pen.others.get(name, b"0")]
 
 
+def _whole_task(pen: _Pen) -> list[bytes]:
+    """Write what enqueue() writes, with the id of a good task and another payload."""
+    task = pen.others.get("whole_task") or pen.payload()
+    return [b"data", task, b"task_id", pen.others.get("task_id", b"0"), b"kind", b"job"]
+
+
 def _filler(low: int, high: int, payload: bytes = b"") -> Maker:
     def make(pen: _Pen) -> list[bytes]:
         more = [word for i in range(pen.chance.randrange(low, high)) for word in (b"f%d" % i, b"v")]
@@ -185,6 +191,7 @@ _MAKERS: dict[str, Maker] = {
     "others.message_id": _of_other("message_id"),
     "others.dedup_key": _of_other("dedup_key"),
     "others.payload": _data(lambda pen: pen.others.get("payload", b"")),
+    "others.whole_task": _whole_task,
     "keys.kind_of_a_megabyte": _long_kind,
     "keys.task_of_a_long_kind": _task(kind="k" * 500),
     "keys.task_of_a_kind_of_umlauts": _task(kind="\u00e4" * 90),
@@ -217,8 +224,9 @@ def hostile_entries(
     """Yield entries of these kinds, all kinds before one comes again.
 
     `payloads` are such as the reader under test accepts, in its `payload_field`; `others` are the `task_id`,
-    `message_id`, `dedup_key` and `payload` of good messages, and may change between two entries. Ids that are not `*`
-    rise, from a day after `now_ms` on: a stream takes them unless it has later ones.
+    `message_id`, `dedup_key` and `payload` of good messages, and the `whole_task` that an entry with this `task_id`
+    has instead of the good one; they may change between two entries. Ids that are not `*` rise, from a day after
+    `now_ms` on: a stream takes them unless it has later ones.
     """
     chosen = list(kinds)
     pen = _Pen(

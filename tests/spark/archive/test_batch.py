@@ -8,11 +8,12 @@ import pytest
 
 from penstock import ids
 from penstock.errors import DataLost
-from penstock.spark.archive import ArchiveConflict, ArchiveDamaged, verify
+from penstock.spark.archive import ArchiveConflict, ArchiveDamaged, compact, verify
 from penstock.spark.archive.cold_log import ColdLog
+from penstock.spark.archive.file_writer import ArchiveTask, Copied
 from penstock.spark.archive.state import READ_SCHEMA, safe_name
 from penstock.spark.archive.table import load_state
-from penstock.spark.source.offsets import BatchRange, Offsets, Position
+from penstock.spark.source.offsets import BatchRange, IdRange, Offsets, Position
 from penstock.spark.source.rows import RowBuilder
 from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, files_of, opened
 
@@ -190,6 +191,49 @@ def test_a_log_that_was_changed_is_not_believed(tmp_path: Path, stream: Stream) 
     file.unlink()
     with pytest.raises(ArchiveDamaged, match="archive verify"):
         load_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kept", "found"),  # rows of a file across a gap count where it begins
+    [
+        ([(20, 30), (50, 60)], [((0, 30), 40, 0), ((50, 60), 0, 20)]),
+        ([(45, 60)], [((0, 20), 20, 0), ((45, 60), 15, 25)]),
+        ([(20, 35)], [((0, 35), 35, 0), ((60, 60), 0, 25)]),
+        ([], [((0, 20), 20, 0), ((60, 60), 0, 40)]),
+        ([(20, 25), (33, 50), (55, 60)], [((0, 25), 47, 0), ((33, 50), 0, None), ((55, 60), 0, None)]),
+    ],
+    ids=["in the middle", "at the start", "at the end", "of all", "twice"],
+)
+def test_what_is_trimmed_while_a_batch_is_read_is_recorded_as_lost(
+    tmp_path: Path, stream: Stream, kept: list[tuple[int, int]], found: list[tuple[tuple[int, int], int, int | None]]
+) -> None:
+    archive(opened(tmp_path), stream, 0, 20)
+    bounds = [20, *(n for each in kept for n in each), 60]
+    # As several tasks would say it: of a gap across two pieces each says its part.
+    halves = [(low, (low + high) // 2, high) for low, high in zip(bounds[::2], bounds[1::2], strict=True) if low < high]
+    pairs = [pair for low, middle, high in halves for pair in ((middle, high), (low, middle))]
+    lost = [IdRange("orders", stream.position(low).id, stream.position(high).id) for low, high in pairs]
+    offsets = Offsets({"orders": stream.progress(20, 60)})
+
+    def write(task: ArchiveTask) -> list[Copied]:
+        rows = [batch for low, high in kept for batch in stream.rows(low, high)]
+        return [*task.write(rows), *lost]
+
+    archiver = opened(tmp_path, fail_on_data_loss=False)
+    assert archiver.archive(offsets, write) == sum(high - low for low, high in kept)
+    told = [((each.after, each.upto), each.rows, each.lost) for each in load_state(tmp_path).ranges["orders"]]
+    positions = [stream.position(n).id for n in range(61)]
+    assert told == [((positions[low], positions[high]), rows, lost) for (low, high), rows, lost in found]
+    assert archived(tmp_path) == [*stream.entries[:20], *(e for low, high in kept for e in stream.entries[low:high])]
+    assert opened(tmp_path, fail_on_data_loss=False).archive(offsets, write) is None  # all of it is known
+    stream.add(10)
+    archive(archiver, stream, 60, 70)
+    [*_, last] = load_state(tmp_path).ranges["orders"]
+    assert (last.upto, last.rows) == (stream.position(70).id, found[-1][1] + 10)
+    compact(tmp_path)
+    report = verify(tmp_path, rows=True)
+    assert report.is_sound, report.findings
+    assert len(report.known_losses) == len(found) - 1
 
 
 def test_names_of_streams_become_safe_and_stay_different() -> None:

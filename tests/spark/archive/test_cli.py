@@ -8,19 +8,23 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import redis
+from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner, Result
 
 from penstock.cli import archive as cli_of_archive
 from penstock.cli.app import app
 from penstock.cli.stopping import stopping
-from penstock.errors import PenstockError
+from penstock.errors import ConnectionFailed, PenstockError
 from penstock.redis.embedded import EmbeddedServer
+from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.lake.files import Location
+from tests.helpers.json_names import check
 from tests.helpers.threads import eventually
 from tests.spark.archive.streams import START_MS, Stream, archive, archived, opened
 from tests.spark.clusters import fast_start
@@ -46,17 +50,21 @@ def call(*words: object, env: dict[str, str] | None = None) -> Result:
 
 
 def test_a_replay_that_is_killed_goes_on_where_it_was(
-    root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+    stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
 ) -> None:
+    root, many = tmp_path / "cold", 1_000  # at 20 a second, it is in the middle for most of a minute
+    stream = Stream()
+    stream.add(many)
+    archive(opened(root), stream, 0, many)
     words = ["replay", "--archive", str(root), "--stream", "orders", "--into", "again", "--url", stream_server.url]
     command = [sys.executable, "-m", "penstock", *words, "--rate", "20"]
     with Process(command, tmp_path, {"PYTHONPATH": PYTHONPATH}) as process:
         eventually(lambda: stream_redis.xlen("again") >= 5)
         process.kill()
     done = stream_redis.xlen("again")
-    assert 5 <= done < 60
-    assert f"wrote {60 - done} messages; {done} were already there" in call(*words).stdout
-    assert payloads(stream_redis, "again") == numbers(60)
+    assert 5 <= done < many
+    assert f"wrote {many - done} messages; {done} were already there" in call(*words).stdout
+    assert payloads(stream_redis, "again") == numbers(many)
     origins = [json.loads(fields[b"headers"])["replay_of"] for _, fields in stream_redis.xrange("again")]
     assert origins == [f"orders/{entry_id}" for entry_id, _ in archived(root)]
 
@@ -100,8 +108,61 @@ def test_java_may_end_before_us_when_all_processes_are_told_to_stop() -> None:
         assert stop.is_asked
 
 
+class _Failing:
+    """A query that ends as it is told to: with an error of Spark, or well."""
+
+    def __init__(self, failure: str | None) -> None:
+        self._failure = failure
+
+    def awaitTermination(self, _: int) -> bool:  # noqa: N802
+        if self._failure is not None:
+            raise StreamingQueryException(f"Traceback (most recent call last):\n{self._failure}")
+        return True
+
+
+_PASSES, _STAYS = "penstock.spark.lake.files.StoreFailed: 503 Slow Down", "penstock.errors.DataLost: 3 entries are lost"
+
+
+@pytest.mark.parametrize(
+    ("way", "failures", "starts", "code"),
+    [
+        ("--continuous", [_PASSES, ConnectionFailed("away"), _PASSES, None], 4, 0),
+        ("--continuous", [_PASSES, _STAYS], 2, 1),
+        ("--continuous", [_PASSES] * 20, 11, 1),
+        ("--once", [_PASSES], 1, 1),
+    ],
+)
+def test_a_continuous_run_starts_again_after_a_failure_that_passes(
+    way: str,
+    failures: list[str | PenstockError | None],
+    starts: int,
+    code: int,
+    root: Path,
+    stream_server: EmbeddedServer,
+    stream_redis: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fill(stream_redis, "orders", 1)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(cli_of_archive, "quiet_session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
+    left = iter(failures)
+    started: list[object] = []
+
+    def start(*_: object, once: bool) -> _Failing:
+        started.append(once)
+        failure = next(left)
+        if isinstance(failure, PenstockError):
+            raise failure
+        return _Failing(failure)
+
+    monkeypatch.setattr(ArchiveRun, "start", start)
+    result = call("archive", "run", way, "--stream", "orders", "--url", stream_server.url, "--archive", root)
+    assert (len(started), result.exit_code) == (starts, code), result.output
+
+
 _HOLD = """
 import signal, sys
+from penstock.spark.archive import ArchiveRun
 from penstock.spark.archive.lock import ArchiveLock
 from penstock.spark.lake.files import Location
 
@@ -185,6 +246,8 @@ def test_compact_and_status(root: Path) -> None:
     done = call("archive", "compact", "--archive", root, "--grace", "0s")
     assert done.stdout == "merged 3 files into 1; removed 3 replaced files\n"
     assert "orders" in call("archive", "status", "--archive", root).stdout
+    for command in ("archive compact", "archive status", "archive verify"):
+        check(command, [json.loads(call(*command.split(), "--archive", root, "--json").stdout)])
 
 
 def test_replay_counts_first_then_writes_then_has_nothing_to_do(
@@ -204,6 +267,9 @@ def test_replay_counts_first_then_writes_then_has_nothing_to_do(
     assert "30 of them were written by an earlier run" in again.stderr
     assert "wrote 0 messages; 30 were already there" in again.stdout
     assert stream_redis.xlen("again") == 30
+    told = json.loads(call(*words, *times, "--json").stdout)
+    assert told == {**json.loads(call(*words, *times, "--dry-run", "--json").stdout), "is_dry_run": False}
+    check("replay", [told])
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from pathlib import Path
 
 import pytest
 
 from penstock.spark.archive import ArchiveDamaged, compact, verify
-from penstock.spark.archive.compact import Compaction
+from penstock.spark.archive.compact import TARGET_BYTES, Compaction, SmallFiles
 from penstock.spark.archive.file_reader import batches_of
+from penstock.spark.archive.state import DAY_MS, FileEntry, State, day_of, in_order
 from penstock.spark.archive.table import ArchiveTable, load_state
-from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
+from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, files_of, opened
 
 
 def filled(root: Path, batches: int = 6, every_ms: int = 1) -> Stream:
@@ -93,3 +96,57 @@ def test_a_file_stays_below_the_greatest_size(tmp_path: Path) -> None:
     compact(tmp_path, max_file_rows=25)
     assert [e.rows for e in files_of(tmp_path)] == [20, 20, 20]
     assert archived(tmp_path) == stream.entries
+
+
+class Planned:
+    """An archive that exists only as a list of files, which are merged as a run plans it."""
+
+    def __init__(self, root: Path, **settings: int) -> None:
+        self.state = State()
+        self.small = SmallFiles(ArchiveTable.of(root), state=self.state, **settings)
+        self.added = self.rewritten = self.most = 0
+
+    def add(self, ms: int, size: int, rows: int = 1) -> None:
+        at = f"{ms}-0"
+        self._put(FileEntry(at, "orders", day_of(ms), at, at, rows, size, ""))
+        self.added += size
+        for merge in self.small.plan():
+            first, last, size = merge[0], merge[-1], sum(entry.bytes for entry in merge)
+            for entry in merge:
+                del self.state.files[entry.path]
+            rows = sum(entry.rows for entry in merge)
+            self._put(FileEntry(last.path, "orders", first.day, first.first, last.last, rows, size, ""))
+            self.rewritten += size
+        self.most = max(self.most, len(self.state.files))
+
+    def _put(self, entry: FileEntry) -> None:
+        self.state.files[entry.path] = entry
+
+
+_KB, _MB = 1 << 10, 1 << 20
+_chance = random.Random(1)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[2 * _MB], [4 * _KB], [40 * _MB, *[2 * _MB] * 50], [1 << _chance.randrange(12, 26) for _ in range(1_500)]],
+    ids=["of two megabytes", "of four kilobytes", "with a big one now and then", "of any size"],
+)
+def test_a_run_keeps_the_number_of_files_small_and_rewrites_a_row_few_times(tmp_path: Path, sizes: list[int]) -> None:
+    archive, batches = Planned(tmp_path), 1_500  # of two days
+    for n, size in zip(range(batches), itertools.cycle(sizes), strict=False):
+        archive.add(START_MS + n * 2 * DAY_MS // batches, size)
+    assert archive.most <= 2 * 64 + 2 * archive.added // TARGET_BYTES
+    assert archive.rewritten <= 4 * archive.added
+    of_yesterday = [entry for entry in in_order(archive.state.files.values()) if entry.day == day_of(START_MS)]
+    for left, right in itertools.pairwise(of_yesterday):
+        assert max(left.bytes, right.bytes) >= TARGET_BYTES // 2
+
+
+def test_files_that_have_as_many_rows_as_a_file_may_have_are_not_written_again(tmp_path: Path) -> None:
+    archive, batches = Planned(tmp_path, max_file_rows=1_000), 600
+    for n in range(batches):
+        archive.add(START_MS + n * DAY_MS // batches, _MB, rows=400)
+    archive.add(START_MS + DAY_MS, _MB)
+    assert archive.rewritten <= 2 * archive.added
+    assert len(archive.state.files) == batches // 2 + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections import Counter
@@ -61,6 +62,38 @@ def test_the_log_is_shortened_and_still_says_what_is_archived(tmp_path: Path, mo
     assert len(list((tmp_path / "_ranges").iterdir())) == 2
 
 
+@pytest.mark.parametrize("is_kept", [True, False], ids=["that are kept", "that are deleted"])
+def test_who_looks_for_ranges_while_they_are_written_down_and_the_log_is_shortened_finds_them(
+    is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "_MAINTAIN_EVERY", 10)
+    stream = Stream()
+    stream.add(15)
+    fill(tmp_path, stream, 0, 15)
+    reader, run = ArchiveTable.of(tmp_path), ArchiveTable.of(tmp_path)
+    look, looks = reader._noted_versions, []
+
+    def look_before() -> list[int]:
+        found = look()
+        looks.append(found)
+        if len(looks) == 1:
+            [file] = (tmp_path / "_ranges").iterdir()
+            content = file.read_bytes()
+            monkeypatch.setattr(table, "_MAINTAIN_EVERY", 0)
+            for _ in range(2):  # as two processes may do
+                run.maintain(run.load())
+                age(tmp_path)
+            run.maintain(run.load())
+            assert commits_in(tmp_path) < 3
+            if is_kept:
+                file.write_bytes(content)
+        return found
+
+    monkeypatch.setattr(reader, "_noted_versions", look_before)
+    [found] = reader.load().ranges["orders"]
+    assert (found.rows, len(looks)) == (15, 2)
+
+
 def test_killed_while_the_log_is_shortened_nothing_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +150,7 @@ def test_a_run_that_is_asked_to_stop_begins_no_further_merge(tmp_path: Path) -> 
     steps: list[str] = []
     run = ArchiveRun(tmp_path, "orders", step=steps.append, is_stopping=lambda: "committed" in steps)
     archive_table = ArchiveTable.of(tmp_path)
-    assert run._compact(archive_table, archive_table.load())  # the nine days that are over
+    run.small_files(archive_table, archive_table.load()).run_if_it_pays()  # the nine days that are over
     assert steps == ["written", "placed", "committed"]
     assert len(files_of(tmp_path)) == 37
     assert archived(tmp_path) == stream.entries
@@ -266,6 +299,26 @@ def test_a_commit_and_a_checkpoint_survive_a_crash_of_the_machine(
     assert {f"{3:020d}.json", *(Path(e.path).name for e in files_of(tmp_path)[-1:])} <= {*synced}
 
 
+def test_a_commit_of_another_process_that_was_killed_before_it_synced_is_synced_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Stream()
+    stream.add(3)
+    archiver = opened(tmp_path)
+    for n in range(2):
+        archive(archiver, stream, n, n + 1)
+    with monkeypatch.context() as killed:
+        killed.setattr(files.LocalStore, "sync", lambda *_: None)
+        assert compact(tmp_path).made == 1
+    synced: list[str] = []
+    sync = files.sync
+    monkeypatch.setattr(files, "sync", lambda place: synced.append(place.name) or sync(place))  # type: ignore[func-returns-value]
+    archive(archiver, stream, 2, 3)
+    merged = Path(files_of(tmp_path)[0].path).name
+    assert {merged, f"{3:020d}.json", f"{4:020d}.json"} <= {*synced}
+    assert f"{2:020d}.json" not in synced  # of its own, which it has synced
+
+
 def test_who_opens_the_table_by_the_checkpoint_before_still_finds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,15 +408,28 @@ def test_a_reader_of_a_file_that_was_replaced_keeps_it_when_a_killed_run_is_clea
     assert not list((tmp_path / "_staging").rglob("*.parquet"))
 
 
-def test_a_run_goes_on_when_its_small_files_cannot_be_merged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_goes_on_when_its_small_files_cannot_be_merged_and_tries_again_after_a_pause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     stream = Stream()
     stream.add(64)
     fill(tmp_path, stream, 0, 64)
-    (tmp_path / files_of(tmp_path)[7].path).write_bytes(b"damaged")
+    file, now_s = tmp_path / files_of(tmp_path)[7].path, 1_000.0
+    content = file.read_bytes()
+    file.write_bytes(b"damaged")
     archive_table = ArchiveTable.of(tmp_path)
-    assert not ArchiveRun(tmp_path, "orders")._compact(archive_table, archive_table.load())
-    assert "the next run tries again" in caplog.text
+    small = ArchiveRun(tmp_path, "orders").small_files(archive_table, archive_table.load())
+    small.now_s = lambda: now_s
+    for after_s in (0, 59, 1, 119, 1):
+        now_s += after_s
+        small.run_if_it_pays()
+    assert re.findall(r"trying again in (\d+) s", caplog.text) == ["60", "120", "240"]
     assert len(files_of(tmp_path)) == 64
+    file.write_bytes(content)
+    now_s += 240
+    small.run_if_it_pays()
+    assert len(files_of(tmp_path)) == 1
+    assert archived(tmp_path) == stream.entries
 
 
 def test_a_verification_beside_a_run_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from penstock import ids
 from penstock.errors import ConfigurationError, StreamMissing
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark.archive import ArchiveDamaged, ArchiveRun, verify
+from penstock.spark.archive import ArchiveDamaged, ArchiveRun, status, verify
 from penstock.spark.archive.run import GROUP, copy
 from penstock.spark.archive.table import load_state
 from penstock.spark.source.offsets import BatchRange, Offsets, Position
@@ -140,6 +140,33 @@ def test_a_long_batch_is_copied_by_all_cores_and_a_short_one_by_one_task(
     assert cluster.tasks == [1, 4]
     assert [fields["data"] for _, fields in archived(tmp_path / "cold")] == [b"%d" % n for n in range(61_000)]
     assert verify(tmp_path / "cold", rows=True).is_sound
+
+
+def test_what_is_trimmed_between_the_plan_and_the_read_is_recorded_as_lost(
+    stream_server: EmbeddedServer, stream_redis: redis.Redis, tmp_path: Path
+) -> None:
+    given = {"url": stream_server.url, "streams": "orders", "minPartitions": "4", "failOnDataLoss": "false"}
+    options, cluster = SourceOptions.parse(given), Cluster()
+    fill(stream_redis, "orders", 400)
+    archiver = opened(tmp_path / "cold", fail_on_data_loss=False)
+
+    def trimming(task: Any, upto: int) -> Any:
+        stream_redis.xtrim("orders", minid=entry_id(upto), approximate=False)
+        return copy(cluster, options, task)  # type: ignore[arg-type]
+
+    for start, end, trimmed in ((0, 200, 0), (200, 400, 330)):
+        batch = BatchRange(
+            Position(entry_id(end - 1), end), Position(entry_id(start - 1) if start else ids.ZERO, start)
+        )
+        archiver.archive(Offsets({"orders": batch}), lambda task, upto=trimmed: trimming(task, upto))
+    assert [(each.rows, each.lost) for each in load_state(tmp_path / "cold").ranges["orders"]] == [(200, 0), (70, 130)]
+    [found] = status(tmp_path / "cold")
+    assert (found.rows, found.lost) == (270, 130)
+    report = verify(tmp_path / "cold", rows=True)
+    assert report.is_sound, report.findings
+    assert report.known_losses == (
+        f"stream 'orders': 130 entries before {ids.before(entry_id(330))} were lost before they could be archived",
+    )
 
 
 @pytest.mark.parametrize(

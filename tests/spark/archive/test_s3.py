@@ -22,9 +22,10 @@ from penstock.spark.archive.compact import Compacted
 from penstock.spark.archive.read import archive_options
 from penstock.spark.lake.files import Location
 from penstock.spark.replay import ArchiveOrigin, Replay, Span
+from penstock.sync.results import FSBackend
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
 from tests.helpers.threads import eventually
-from tests.spark.archive.streams import Crash, Stream, archive, archived, files_of, opened
+from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, files_of, opened
 from tests.spark.archive.test_maintenance import COMPACT
 from tests.spark.archive.test_run import KILLED
 from tests.spark.clusters import fast_start
@@ -204,6 +205,32 @@ def test_the_commands_take_its_address_and_find_its_keys_in_the_environment(
     assert command("archive", "verify", "--rows").end()[-1].startswith("sound: ")
     into = ("--stream", stream.name, "--into", "again", "--url", stream_server.url)
     assert command("replay", *into).end()[-1] == "wrote 60 messages; 0 were already there"
+
+
+@pytest.mark.slow
+def test_a_report_and_a_reprocessing_read_it(
+    command: Callable[..., Process],
+    java: Path,
+    root: Location,
+    stream_server: EmbeddedServer,
+    stream_redis: redis.Redis,
+    tmp_path: Path,
+) -> None:
+    stream = Stream()
+    for n in range(30):
+        payload = json.dumps({"n": n, "place": str(tmp_path)}).encode()
+        stream.entries.append((f"{START_MS + n}-0", {"data": payload}))
+    archive(opened(root), stream, 0, 30)
+    times, master = ("--stream", "orders", "--since", START_MS, "--until", START_MS + 30), ("--master", "local[1]")
+    page, results = tmp_path / "page.html", tmp_path / "results"
+    told = command("report", *times, "--url", stream_server.url, "--output", page, *master).end()
+    assert told[-1] == f"{page}: 30 messages, 0 dead letters"
+    assert "Archived entries by day" in page.read_text()
+    words = ("--handler", "tests.spark.reprocess.handlers:doubled", "--results", results)
+    told = command("reprocess", *times, *words, *master).end()
+    assert any(line.startswith("done 27, failed 3") for line in told), told
+    with FSBackend(results) as backend:
+        assert len(list(backend.iter())) == 30
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def waiting(unix_socket: str, batch_id: int) -> Step:
                 with redis.Redis(unix_socket_path=unix_socket) as client:
                     query = context.getLocalProperty("sql.streaming.queryId")
                     client.sadd("gate:reached", f"{query} {context.partitionId()}")
-                    client.blpop(["gate:open"], timeout=60)
+                    client.blpop(["gate:open"], timeout=240)  # Spark may still start the second query
             yield batch
 
     return step

@@ -26,6 +26,7 @@ from penstock.redis.embedded import EmbeddedServer
 from penstock.spark.pipeline import Pipeline
 from penstock.spark.pipeline.running import PipelineFailed, Report
 from penstock.spark.pipeline.validation import PipelineInvalid
+from tests.helpers.json_names import check
 from tests.helpers.threads import DEADLINE_S
 from tests.spark.clusters import fast_start
 from tests.spark.driver import PYTHONPATH, Process
@@ -73,8 +74,10 @@ def test_a_pipeline_is_validated_run_and_looked_at(
 ) -> None:
     add_orders(stream_redis, 20)
     assert penstock("validate", file).stdout == f"{file}: pipeline 'orders' is valid\n"
-    valid = {"file": str(file), "pipeline": "orders", "valid": True, "problems": []}
-    assert json.loads(penstock("validate", file, "--json").stdout) == valid
+    valid = {"file": str(file), "pipeline": "orders", "is_valid": True, "problems": []}
+    told = json.loads(penstock("validate", file, "--json").stdout)
+    assert told == valid
+    check("pipeline validate", [told])
     assert "committed nothing yet, lag 20\n  driver: never started" in penstock("status", file).stdout
     result = penstock("run", file)
     assert result.exit_code == 0
@@ -83,6 +86,7 @@ def test_a_pipeline_is_validated_run_and_looked_at(
     assert table() == list(range(20))
     found = json.loads(penstock("status", file, "--json").stdout)
     assert (found["committed_batch"], found["lag"], found["last"]["rows"]) == (0, 0, 20)
+    check("pipeline status", [found])
     assert "committed batch 0, lag 0\n  driver: done at " in penstock("status", file).stdout
 
 
@@ -160,6 +164,15 @@ def test_a_server_that_is_away_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "table").exists()
 
 
+def test_a_reset_needs_no_server(tmp_path: Path) -> None:
+    file = tmp_path / "away.toml"
+    file.write_text(TEXT.format(place=tmp_path, url="redis://127.0.0.1:1"))
+    result = CliRunner().invoke(app, ["pipeline", "reset", str(file), "--from", "latest", "--yes"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "orders: The pipeline has committed no batch. Its next run starts over from latest\n"
+    assert json.loads((tmp_path / "checkpoint" / "start.json").read_text()) == {"startingOffsets": "latest"}
+
+
 def test_a_wrong_key_ends_with_two_before_spark_starts(file: Path) -> None:
     file.write_text(file.read_text().replace("schema =", "shema ="))
     ended = subprocess.run(
@@ -190,16 +203,17 @@ def test_a_preview_and_a_reset_say_what_they_do(
     result = penstock("preview", file, "-n", 2)
     assert result.stdout.split() == ["n", "0", "1"]
     assert result.stderr.endswith("orders: 2 entries\nparquet:\n")  # after what it waited for
-    assert [json.loads(line) for line in penstock("preview", file, "--json").stdout.splitlines()] == [
-        {"sink": "parquet", "row": {"n": n}} for n in range(3)
-    ]
+    rows = [json.loads(line) for line in penstock("preview", file, "--json").stdout.splitlines()]
+    assert rows == [{"sink": "parquet", "row": {"n": n}} for n in range(3)]
+    check("pipeline preview", rows)
     penstock("run", file)
     dry = penstock("reset", file, "--from", "earliest", "--dry-run", "--json")
     assert json.loads(dry.stdout)["starting"] == {"startingOffsets": "earliest"}
+    check("pipeline reset", [json.loads(dry.stdout)])
     assert json.loads(penstock("status", file, "--json").stdout)["committed_batch"] == 0
     result = penstock("reset", file, "--from", "earliest", "--yes")
     assert result.stderr == ("orders: The pipeline has committed batch 0. Its next run starts over from earliest\n")
-    penstock("run", file)
+    check("pipeline run", map(json.loads, penstock("run", file, "--json").stdout.splitlines()))
     assert table() == [0, 0, 1, 1, 2, 2]
     assert penstock("reset", file, "--from", "noon", "--yes").exit_code == 2
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.spark.pipeline.status import Driver, PipelineBusy, last_state
+from tests.helpers.processes import running
 
 HOLDS = """
 import sys
@@ -46,9 +47,8 @@ def test_a_driver_that_fails_leaves_the_reason(tmp_path: Path) -> None:
 
 def test_a_killed_driver_is_known_as_such_and_in_nobodys_way(tmp_path: Path) -> None:
     assert last_state(tmp_path) is None
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with running(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"alone\n"
         with pytest.raises(PipelineBusy, match=f"process {process.pid} "):

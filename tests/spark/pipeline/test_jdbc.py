@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,13 @@ from penstock.spark.lake.files import no_fail_point
 from penstock.spark.pipeline import Jdbc
 from penstock.spark.pipeline.files import BatchKey
 from penstock.spark.pipeline.sinks.jdbc import JdbcWriter
-from penstock.spark.pipeline.sinks.jdbc_connection import JdbcConnection, JdbcDatabase
+from penstock.spark.pipeline.sinks.jdbc_connection import (
+    JdbcConnection,
+    JdbcDatabase,
+    JdbcFailed,
+    JdbcUnavailable,
+    _failure,
+)
 from penstock.spark.pipeline.sinks.staged import StageDiffers
 
 if TYPE_CHECKING:
@@ -71,6 +78,25 @@ def test_rows_that_a_late_task_adds_before_they_are_moved_are_noticed(
     assert rows_of("numbers") == []
     assert writer.write(spark.range(3), key, no_fail_point)
     assert rows_of("numbers") == [(0,), (1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"),
+    [("08006", JdbcUnavailable), ("40P01", JdbcUnavailable), ("57P01", JdbcUnavailable), ("42P01", JdbcFailed)],
+)
+def test_a_failure_passes_by_its_sql_state(spark: SparkSession, state: str, kind: type[JdbcFailed]) -> None:
+    assert spark._jvm is not None
+    java = spark._jvm.java
+    thrown = java.lang.RuntimeException("Job aborted", java.sql.SQLException("An I/O error occurred", state))
+    found = _failure(SimpleNamespace(java_exception=thrown))
+    assert type(found) is kind
+    assert str(found) == "An I/O error occurred"
+
+
+def test_a_missing_driver_does_not_pass(spark: SparkSession) -> None:
+    assert spark._jvm is not None
+    thrown = spark._jvm.java.sql.SQLException("No suitable driver", "08001")
+    assert type(_failure(SimpleNamespace(java_exception=thrown))) is JdbcFailed
 
 
 def test_a_database_without_transactions_is_refused(

@@ -140,6 +140,16 @@ def test_a_pipeline_and_its_preview_start_at_a_time(
     assert table() == [1, 2]
 
 
+def test_a_preview_starts_where_a_reset_says(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare
+) -> None:
+    add_orders(stream_redis, 5)
+    pipeline, third = pipeline_of(), stream_redis.xrange("orders")[2][0].decode()
+    for begin, count in ((third, 3), (f"({third}", 2), ("1970-01-01T00:00:02Z", 5), ("earliest", 5)):
+        reset(pipeline, plan_reset(pipeline, begin, 0))
+        assert preview(pipeline, spark).entries == count
+
+
 def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path) -> None:
     pipeline = pipeline_of()
     with Driver(tmp_path / "checkpoint").alone(), pytest.raises(PipelineBusy):
@@ -155,7 +165,7 @@ def test_a_pipeline_that_runs_is_not_reset(pipeline_of: Declare, tmp_path: Path)
 def test_a_failure_that_passes_is_followed_by_a_restart(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.spark.pipeline.running._LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.01)
     add_orders(stream_redis, 5)
     failures = iter(["Connection refused", "ConnectionLost: the server restarts"])
     events: list[Event] = []
@@ -180,7 +190,7 @@ def test_a_failure_that_stays_ends_the_run(
     why: str,
     restarts: int,
 ) -> None:
-    monkeypatch.setattr("penstock.spark.pipeline.running._LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.01)
     add_orders(stream_redis, 5)
 
     def fail(_: str) -> None:
@@ -198,7 +208,7 @@ def test_a_run_of_what_is_there_restarts_if_a_python_worker_was_slow_to_start(
 ) -> None:
     from penstock.spark.pipeline import running
 
-    monkeypatch.setattr(running, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("penstock.spark.runtime.restarts._LONGEST_PAUSE_S", 0.01)
     add_orders(stream_redis, 5)
     why, validate = "Python worker failed to connect back.", running.validate
     too_slow = iter([True])
@@ -231,9 +241,28 @@ def test_a_run_of_what_is_there_restarts_if_a_python_worker_was_slow_to_start(
         ("psycopg.errors.DeadlockDetected: deadlock detected", True),
         ("psycopg.errors.SerializationFailure: could not serialize access", True),
         ("psycopg.errors.UndefinedTable: relation does not exist", False),
+        ("penstock.spark.lake.files.StoreFailed: s3://bucket/table cannot be used: 503", True),
+        ("penstock.spark.pipeline.sinks.jdbc_connection.JdbcUnavailable: This connection has been closed.", True),
+        ("org.postgresql.util.PSQLException: FATAL: terminating connection due to administrator command", True),
+        ("org.postgresql.util.PSQLException: FATAL: the database system is starting up", True),
+        ("org.postgresql.util.PSQLException: ERROR: relation does not exist", False),
+        ("OSError: Generic S3 error: Server returned non-2xx status code: 503 Service Unavailable: ", True),
+        ("OSError: Generic S3 error: Server returned non-2xx status code: 429 Too Many Requests: ", True),
+        ("OSError: Generic S3 error: Server returned non-2xx status code: 501 Not Implemented: ", False),
+        ("OSError: Generic S3 error: Server returned non-2xx status code: 403 Forbidden: ", False),
+        ("OSError: Generic S3 error: HTTP error: error sending request", True),
+        ("(Service: S3, Status Code: 503, Request ID: x)", True),
+        ("OSError: When reading information for key 'x': AWS Error SLOW_DOWN during HeadObject operation", True),
+        ("OSError: When reading information for key 'x': AWS Error ACCESS_DENIED during HeadObject operation", False),
+        ("pyiceberg.exceptions.ServiceUnavailableError: ServiceUnavailableException: busy", True),
+        ("pyiceberg.exceptions.NoSuchTableError: Table does not exist", False),
+        ("penstock.spark.lake.iceberg.IcebergBusy: table 'a.b': other writers changed it 5 times", True),
+        ("penstock.spark.lake.delta.CommitConflict: the table at /t: conflict", True),
+        ("io.delta.exceptions.ConcurrentAppendException: [DELTA_CONCURRENT_APPEND] Files were added", True),
+        ("IcebergFailed: table 'a.b': org.apache.iceberg.exceptions.CommitFailedException: Branch changed", True),
     ],
 )
-def test_what_a_restart_of_the_database_brings_about_passes(failure: str, is_passing: bool) -> None:
+def test_what_a_restart_or_another_writer_brings_about_passes(failure: str, is_passing: bool) -> None:
     assert is_transient_failure(failure) is is_passing
 
 

@@ -220,6 +220,18 @@ def test_all_sinks_get_the_same_rows(
 
 
 @pytest.mark.needs_limits
+def test_a_backlog_that_the_driver_merges_is_split_into_batches_by_default(
+    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.spark.pipeline.plan._MOST_MERGED", 10)
+    sinks = Delta(str(tmp_path / "latest"), key="n")
+    for most, batches in ((None, 2), (15, 1)):  # a limit that is declared counts
+        add_orders(stream_redis, 15)
+        report = run(pipeline_of(Sql("SELECT n FROM input"), sinks=sinks, source_max_rows_per_batch=most))
+        assert report.batches == batches
+
+
+@pytest.mark.needs_limits
 def test_a_stop_lets_the_batch_end_and_the_next_run_goes_on(
     spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table
 ) -> None:

@@ -11,15 +11,19 @@ import redis
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from psycopg import conninfo
+from pyiceberg.exceptions import CommitFailedException
 
-from penstock.spark.pipeline import Delta, Parquet, Pipeline, Postgres
+from penstock.spark.lake.delta import CommitConflict
+from penstock.spark.lake.iceberg import IcebergBusy
+from penstock.spark.pipeline import Delta, Iceberg, Parquet, Pipeline, Postgres
+from penstock.spark.pipeline.batches import writer_of
 from penstock.spark.pipeline.files import BatchKey, Files
 from penstock.spark.pipeline.running import Report, Run
 from penstock.spark.pipeline.sinks.delta import DeltaWriter
 from penstock.spark.pipeline.sinks.parquet import ParquetWriter
 from penstock.spark.pipeline.sinks.postgres import PostgresWriter
 from penstock.spark.pipeline.status import PipelineBusy, last_state
-from tests.spark.pipeline.conftest import add_orders
+from tests.spark.pipeline.conftest import add_orders, iceberg_catalogue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,6 +98,26 @@ def test_a_commit_whose_answer_was_lost_keeps_its_files(
     sink = Delta(str(tmp_path / "delta"))
     assert DeltaWriter(sink, Files(spark)).write(spark.range(10), KEY, lambda _: None) is True
     assert sorted(DeltaTable(sink.path).to_pyarrow_table()["id"].to_pylist()) == list(range(10))
+
+
+@pytest.mark.parametrize("store", ["delta", "iceberg"])
+def test_a_commit_waits_longer_each_time_that_another_writer_is_faster(
+    spark: SparkSession, pipeline_of: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("penstock.spark.lake.files.pause", pauses.append)
+
+    def conflict(*_: Any, **__: Any) -> None:
+        raise CommitFailedError("the version exists already") if store == "delta" else CommitFailedException("changed")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", conflict)
+    monkeypatch.setattr("pyiceberg.table.Transaction.add_files", conflict)
+    delta, iceberg = Delta(str(tmp_path / "delta")), Iceberg("shop.table", iceberg_catalogue(tmp_path))
+    writer = writer_of(delta if store == "delta" else iceberg, pipeline_of(), spark)
+    with pytest.raises(CommitConflict if store == "delta" else IcebergBusy):
+        writer.write(spark.range(3), KEY, lambda _: None)
+    assert pauses == sorted(pauses)
+    assert len(set(pauses)) == 5
 
 
 @pytest.mark.rotates

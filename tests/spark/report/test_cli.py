@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from penstock.cli.app import app
 from penstock.redis.embedded import EmbeddedServer
+from tests.helpers.json_names import check
 from tests.spark.archive.streams import Stream, archive, opened
 from tests.spark.report.pages import Page
 
@@ -29,6 +31,7 @@ def test_an_empty_stream_has_a_page_too_and_an_old_page_is_replaced(
     stream_redis.xtrim("orders", maxlen=0, approximate=False)
     out = tmp_path / "page.html"
     out.write_text("old")
+    out.chmod(0o644)
     result = call(stream_server, "--stream", "orders", "--since", "2h", "--output", out)
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{out}: 0 messages, 0 dead letters\n"
@@ -36,6 +39,7 @@ def test_an_empty_stream_has_a_page_too_and_an_old_page_is_replaced(
     assert page.tiles["Messages"] == "0"
     assert "Stream orders is now empty: 1 entries were trimmed or deleted" in page.text
     assert list(tmp_path.iterdir()) == [out]
+    assert out.stat().st_mode & 0o777 == 0o644
 
 
 def test_what_is_left_of_a_stream_are_dead_letters_with_bytes_that_are_no_text(
@@ -46,8 +50,11 @@ def test_what_is_left_of_a_stream_are_dead_letters_with_bytes_that_are_no_text(
     )
     archive(opened(tmp_path / "cold"), orders(), 0, 5)
     out = tmp_path / "page.html"
-    result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--output", out)
-    assert result.stdout == f"{out}: 0 messages, 1 dead letters\n"
+    result = call(stream_server, "--stream", "ghosts", "--archive", tmp_path / "cold", "--output", out, "--json")
+    told = json.loads(result.stdout)
+    assert told == {"file": str(out), "messages": 0, "dead_letters": 1}
+    check("report", [told])
+    assert out.stat().st_mode & 0o077 == 0, "it shows payloads and errors"
     page = Page(out.read_text())
     assert page.row("1")[1:3] == ["fatal", "\ufffd"]
     assert "penstock dlq show --queue ghosts_dlq" in page.text

@@ -22,6 +22,7 @@ from penstock.spark.reprocess.store import marked, must_stop, request_stop, resu
 from penstock.spark.reprocess.task import ReprocessTask, Work
 from penstock.sync.results import FSBackend, PostgresBackend
 from penstock.task import check_id
+from tests.helpers.json_names import check
 from tests.helpers.postgres import PostgresServer
 from tests.spark.archive.streams import START_MS, Stream, archive, flip_a_bit_of_the_payload, opened
 from tests.spark.driver import PYTHONPATH, Process
@@ -111,6 +112,19 @@ def test_a_task_handles_messages_in_order_and_returns_early_when_a_stop_is_reque
     assert not Path(mark).exists()
 
 
+def test_a_result_of_a_failed_message_has_the_traceback(tmp_path: Path) -> None:
+    payload = json.dumps({"n": 7, "place": str(tmp_path)}).encode()
+    row = {**dict.fromkeys(COLUMNS), "stream": "orders", "id": "1-0", "data": payload}
+    results = ResultBackendSettings("fs", root=str(tmp_path / "results"))
+    task = ReprocessTask(Work(f"{HANDLERS}:doubled", results), True)
+    [outcome] = task(iter([pa.RecordBatch.from_pylist([row])]))
+    assert outcome.num_rows == 1
+    with FSBackend(tmp_path / "results") as backend:
+        [result] = backend.iter()
+    assert "in doubled\n" in str(result.traceback)
+    assert str(result.traceback).endswith("ValueError: order 7 has no price\n")
+
+
 def test_a_stop_reaches_tasks_on_this_machine_wherever_results_are_saved() -> None:
     results = ResultBackendSettings("s3")
     with marked(results, is_here=True) as mark:
@@ -164,7 +178,9 @@ def test_dead_letters_of_one_reason_are_handled_and_those_that_are_done_purged(
     assert {result.kind for result in found.values()} == {"pay"}
     left = Counter(fields[b"dlq_reason"] for _, fields in stream_redis.xrange("orders_dlq"))
     assert left == {b"expired": 10, b"fatal": 3}
-    assert "done 0, failed 3; 0 of them already had a result" in call(*words).stdout
+    again = json.loads(call(*words, "--json").stdout)
+    assert (again["done"], again["failed"], again["earlier"]) == (0, 3, 0)
+    check("reprocess", [again])
 
 
 @pytest.mark.rotates

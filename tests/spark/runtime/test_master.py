@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigurationError
-from penstock.spark.runtime.master import check_yarn, default_store
+from penstock.spark.runtime.master import SparkStopped, check_yarn, default_store, require_running
 
 Write = Callable[..., None]
 
@@ -83,3 +85,21 @@ def test_plain_paths_lie_where_the_settings_say(write: Write) -> None:
     write("core-site.xml", **{"fs.defaultFS": "hdfs://names:9000"})
     assert default_store({}) == "hdfs://names:9000"
     assert default_store({"spark.hadoop.fs.defaultFS": "file:///"}) is None
+
+
+def java(*, is_stopped: bool) -> Any:
+    return SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: is_stopped))
+
+
+def gone() -> None:
+    raise ConnectionRefusedError
+
+
+@pytest.mark.parametrize("context", [None, java(is_stopped=True), SimpleNamespace(sc=gone)])
+def test_a_session_that_was_stopped_cannot_be_used(context: Any) -> None:
+    with pytest.raises(SparkStopped, match="start another one"):
+        require_running(SimpleNamespace(sparkContext=SimpleNamespace(_jsc=context)))  # type: ignore[arg-type]
+
+
+def test_a_session_that_runs_can_be_used() -> None:
+    require_running(SimpleNamespace(sparkContext=SimpleNamespace(_jsc=java(is_stopped=False))))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from penstock.errors import ConfigurationError, DataLost, StreamMissing
 from penstock.ids import parse
 from penstock.spark.archive import ArchiveDamaged, compact, file_writer
+from penstock.spark.archive.cold_log import ColdLog
+from penstock.spark.archive.state import ArchiveMissing
+from penstock.spark.lake.delta import DeltaLog
+from penstock.spark.lake.files import Location
 from penstock.spark.source import columns
 from penstock.spark.source.batch_reader import BatchReader, RangePartition
 from penstock.spark.source.offsets import Offsets
@@ -133,6 +138,37 @@ def test_every_entry_is_read_once_and_looks_the_same_wherever_it_lies(make: Make
     after = rows(reader, reader.partitions())
     assert after == before  # to the order of the fields: what runs again gives the same rows
     assert batches(log.streaming()) == [log.ids()]
+
+
+def test_a_query_opens_the_table_once_and_notices_new_commits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = make(100, archived=40)
+    opened_at: list[Location] = []
+    open_log = DeltaLog.open
+    monkeypatch.setattr(DeltaLog, "open", lambda location: opened_at.append(location) or open_log(location))
+    reader = log.batch(minPartitions=3)
+    assert ids(reader) == log.ids()
+    assert len(opened_at) == 1
+    log.archive(60)
+    log.trim(59)
+    opened_at.clear()
+    assert ids(reader) == log.ids()
+    assert opened_at == []
+
+
+def test_an_archive_that_was_created_anew_at_its_path_is_noticed(make: Make) -> None:
+    log, now_s = make(30, archived=20), 0.0
+    find = lambda: ColdLog.of(log.root, lambda: now_s)  # noqa: E731
+    before = find()
+    shutil.rmtree(log.root)
+    log.archived = 0
+    log.archive(30)
+    now_s = 5.0
+    assert find() is not before
+    assert find().coverage("orders").rows == 30
+    shutil.rmtree(log.root)
+    now_s = 10.0
+    with pytest.raises(ArchiveMissing):
+        find()
 
 
 def test_what_is_archived_and_trimmed_after_planning_is_found(make: Make) -> None:

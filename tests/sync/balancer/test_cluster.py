@@ -37,6 +37,7 @@ def test_streams_are_owned_kept_finished_and_taken_over(client: StreamClient, cl
     with following(dead) as (first,):
         ids = [dead.add_stream(f"session-{number}") for number in range(12)]
         eventually(lambda: len(first.owned) == 12)
+        # Several heartbeats: one that finds all locks as they were says nothing.
         throughout(1.0, lambda: first.disowned == [] and len(first.owned) == 12)
         locks = [f"session-{number}{SEP}{entry_id}" for number, entry_id in enumerate(ids)]
         eventually(lambda: {raw.get(lock) for lock in locks} == {b"redis-consumer-dead"})

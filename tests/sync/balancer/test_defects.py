@@ -274,6 +274,7 @@ def test_8_a_claimed_stream_is_kept_from_the_first_moment_on(client: StreamClien
         with following(quick(client, "a"), quick(client, "b")) as (a, b):
             crash(dead)
             eventually(lambda: len(a.owned) + len(b.owned) == 100)
+            # Several heartbeats: nothing shows that none of them finds a lock gone.
             throughout(1.0, lambda: len(a.owned) + len(b.owned) == 100)
             assert not set(a.owned) & set(b.owned)
             assert a.disowned == b.disowned == []
@@ -301,6 +302,7 @@ def test_9_one_name_added_twice_has_one_owner_and_the_second_entry_follows_the_f
         eventually(lambda: a.owned + b.owned)
         second = add_raw(raw, "session-1", {"again": True})
         eventually(lambda: len(pending(raw)) == 2)
+        # Several rounds of recovery, in which the second entry is left alone: that shows nowhere.
         throughout(1.0, lambda: len(a.owned + b.owned) <= 1)
         owner = a if a.owned else b
         assert owner.balancer.owned[0].payload.id_in_lbs == first
@@ -339,6 +341,7 @@ def test_12_a_paused_owner_that_was_not_missed_goes_on_and_is_not_offered_its_ow
         eventually(lambda: a.added)
         raw.delete(f"session-1{SEP}{entry_id}")
         eventually(lambda: locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id})
+        # Several sweeps, which pass over its own stream without a word.
         throughout(0.5, lambda: a.expired == a.disowned == [])
         with pytest.raises(AlreadyClaimed, match="owned by this consumer"):
             a.balancer.claim(LBSInfo("session-1", entry_id))
@@ -362,6 +365,7 @@ def test_13_broken_connections_cost_no_stream(client: StreamClient, raw: redis.R
         eventually(lambda: a.added)
         for _ in range(3):
             raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            # The heartbeat connects again at some moment, and tells only of losses.
             throughout(0.3, lambda: a.disowned == [])
         eventually(lambda: locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id})
         a.balancer.done_stream("session-1")
@@ -394,6 +398,7 @@ def test_15_expiries_of_other_services_are_not_told(client: StreamClient, raw: r
         raw.set(f"theirs{SEP}{entry_id}", "redis-consumer-x", px=1)  # an id of ours under another name
         raw.set(f"theirs{SEP}nonsense", "redis-consumer-x", px=1)
         eventually(lambda: not raw.keys(f"theirs{SEP}*"))
+        # The events have come or are about to; one that is passed over leaves no trace.
         throughout(0.5, lambda: a.expired == [])
         assert a.owned == ["mine"]
 
@@ -453,6 +458,7 @@ def test_18_nobody_takes_more_than_it_can(client: StreamClient, raw: redis.Redis
         for number in range(8):
             add_raw(raw, f"session-{number}")
         eventually(lambda: len(a.owned) == 2 and len(b.owned) == 3)
+        # Several rounds of recovery: nothing shows that a consumer declines to take more.
         throughout(0.5, lambda: len(a.owned) == 2 and len(b.owned) == 3)
         a.balancer.done_stream(a.owned[0])
         eventually(lambda: len(a.added) == 3)

@@ -83,6 +83,7 @@ def test_locks_are_extended_while_the_application_does_not_give_way(client: Stre
             age_locks(raw)
             threads.eventually(lambda: are_extended(raw))
         assert locks(raw) == {f"session-1{SEP}{entry_id}": a.balancer.id}
+        # A loss would be told with a delay; that there is none shows nowhere.
         throughout(0.3, lambda: a.disowned == [])
 
 
@@ -165,6 +166,7 @@ def test_a_lost_group_is_created_again_and_every_stream_has_one_owner_again(
         eventually(lambda: len(pending(raw)) == 6)
         add_raw(raw, "later")
         eventually(lambda: len({*a.owned, *b.owned}) == len(a.owned + b.owned) == len(locks(raw)) == 7)
+        # Several heartbeats, each of which could find a second owner, and tells nobody that it did not.
         throughout(0.6, lambda: len({*a.owned, *b.owned}) == len(a.owned + b.owned) == 7)
 
 
@@ -237,5 +239,6 @@ def test_finishing_and_handing_over_in_the_middle_of_heartbeats_is_no_loss(
             a.balancer.release(f"session-{number + 1}")
         assert a.owned == []
         eventually(lambda: locks(raw) == {})
+        # A heartbeat that was under way could still extend a lock, and leaves no trace when it does not.
         throughout(0.3, lambda: a.disowned == [] and locks(raw) == {})
         assert raw.xlen(LBS) == 150

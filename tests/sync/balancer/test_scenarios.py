@@ -197,4 +197,5 @@ def test_init_goes_on_when_recovery_fails(client: StreamClient, raw: redis.Redis
         add_raw(raw, "session1")
         eventually(lambda: a.added == ["session1"])
         eventually(lambda: len(failures) == 3)
+        # Another round of recovery, which leaves no trace.
         throughout(0.3, lambda: a.owned == ["session1"])

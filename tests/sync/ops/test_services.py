@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+import penstock.sync.ops.balancer as balancer_module
 from penstock.errors import NotFound
 from penstock.keys import BalancerKeys
 from penstock.redis.scripts import script
@@ -112,6 +113,43 @@ def test_a_heartbeat_right_after_the_release_takes_nothing_back(client: StreamCl
             beat = [keys.group, first.id, 2_000, 3_000, 1, 0, 10_000, 1, owned.id_in_lbs]
             both.eval(script("balancer/beat").source, 3, keys.stream, keys.peers, owned.lock, *beat)
             assert both.execute() == [1, [owned.id_in_lbs.encode()]]
+
+
+def test_a_page_of_streams_ends_after_so_many_of_others(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = BalancerKeys("svc")
+    raw.xgroup_create(keys.stream, keys.group, "0", mkstream=True)
+    balancer = StreamBalancer(client, "svc", id="producer")
+    for n in range(11):
+        balancer.add_stream(f"session-{n:02}")
+    ids = [entry_id.decode() for entry_id, _ in raw.xreadgroup(keys.group, "one", {keys.stream: ">"})[0][1]]
+    raw.set(keys.lock("session-08", ids[8]), "me", px=60_000)
+    monkeypatch.setattr(balancer_module, "_PAGE", 2)
+    monkeypatch.setattr(balancer_module, "_MOST_STEPS", 2)
+    first = inspector.services.streams("svc", owner="me")
+    assert (first.items, first.cursor) == ((), ids[3])
+    second = inspector.services.streams("svc", owner="me", cursor=first.cursor)
+    assert (second.items, second.cursor) == ((), ids[7])
+    last = inspector.services.streams("svc", owner="me", cursor=second.cursor)
+    assert ([each.data_stream for each in last.items], last.cursor) == (["session-08"], "")
+    assert inspector.services.release("svc", "session-08") == "me"
+
+
+def test_large_entries_of_a_service_are_read_in_pieces_without_what_is_not_shown(
+    client: StreamClient, inspector: Inspector, raw: redis.Redis
+) -> None:
+    keys = BalancerKeys("svc")
+    raw.xgroup_create(keys.stream, keys.group, "0", mkstream=True)
+    for n in range(8):
+        raw.xadd(keys.stream, {"lbs-input": f'{{"DataStreamName": "session-{n}"}}', "other": "x" * 300_000})
+    raw.xadd(keys.stream, {"other": "x"})
+    raw.xreadgroup(keys.group, "one", {keys.stream: ">"})
+    raw.config_resetstat()
+    assert [each.data_stream for each in (inspector.services.streams("svc")).items] == [
+        f"session-{n}" for n in range(8)
+    ]
+    assert raw.info("commandstats")["cmdstat_evalsha"]["calls"] >= 4
 
 
 def test_many_services_are_listed_in_few_round_trips(

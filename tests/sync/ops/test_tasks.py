@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import redis
 
+import penstock.sync.ops.schedules as schedules_module
+import penstock.sync.ops.tasks as tasks_module
 from penstock.errors import ConfigurationError, DecodeError, NotFound
 from penstock.sync import Protection, StreamClient
-from penstock.sync.ops import Inspector, TaskState
+from penstock.sync.ops import Inspector, TaskInfo, TaskState
 from penstock.sync.tasks import Handlers, RedisTaskQueue, Result, Task, Worker
 from tests.helpers.round_trips import count_round_trips
 from tests.helpers.threads import eventually, join, start
@@ -258,3 +261,136 @@ def test_a_schedule_whose_next_task_cannot_be_read_says_why_it_is_not_run(redis_
         with pytest.raises(DecodeError, match="next task of schedule 'nightly' of queue 'jobs' cannot be copied: "):
             inspector.schedules.run(QUEUE, "nightly")
         assert Inspector(client).schedules.run(QUEUE, "nightly")
+
+
+# --- large tasks ------------------------------------------------------------------------------------
+
+
+def pages_of(inspector: Inspector, state: TaskState, **options: int) -> list[list[TaskInfo]]:
+    """Returns the tasks in a state, page by page."""
+    found, cursor = list[list[TaskInfo]](), ""
+    while True:
+        page = inspector.tasks.tasks(QUEUE, state, cursor=cursor, **options)
+        found.append(list(page.items))
+        cursor = page.cursor
+        if not cursor:
+            return found
+
+
+@pytest.fixture
+def large_tasks(queue: RedisTaskQueue) -> RedisTaskQueue:
+    """Puts twelve tasks of 200 kB into each state."""
+    payload = {"text": "x" * 200_000}
+    for state, delay in (("done", None), ("running", None), ("waiting", None), ("queued", None), ("scheduled", 60)):
+        for n in range(12):
+            task = Task(kind="render", id=f"{state}-{n:02}", payload=payload, requires=frozenset({"gpu"}))
+            queue.enqueue(task, delay=delay)
+        taken = [queue.pop() for _ in range(12)] if state in {"done", "running", "waiting"} else []
+        for popped in filter(None, taken):
+            if state == "waiting":
+                queue.nack(popped.id, delay=60)
+            elif state == "done":
+                queue.push_result(Result(task_id=popped.id, kind="render", data=payload))
+                queue.ack(popped.id)
+    return queue
+
+
+@pytest.mark.every_server
+def test_large_tasks_are_read_in_pieces_that_are_bounded_by_bytes(
+    inspector: Inspector, large_tasks: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = list[int]()
+
+    class Counted:
+        def __init__(self, connection: Any) -> None:
+            self._connection = connection
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(self._connection, name)
+            if name not in {"call", "pipeline"}:
+                return found
+
+            def counted(*args: Any, **options: Any) -> Any:
+                reply = found(*args, **options)
+                received.append(weight(reply))
+                return reply
+
+            return counted
+
+    known = dict[int, Counted]()
+    really = type(inspector.client).connection
+
+    def connection(self: StreamClient, *args: Any, **options: Any) -> Any:
+        found = really(self, *args, **options)
+        return known.setdefault(id(found), Counted(found))
+
+    monkeypatch.setattr(type(inspector.client), "connection", connection)
+    for state in (TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING, TaskState.SCHEDULED, TaskState.DONE):
+        received.clear()
+        pages = pages_of(inspector, state)
+        tasks = [task for page in pages for task in page]
+        assert sorted(task.id for task in tasks) == [f"{state.value}-{n:02}" for n in range(12)]
+        assert all((task.payload or task.result)["text"] for task in tasks), state
+        assert sum(received) > 2_400_000, state
+        assert max(received) < 1_000_000, state
+        received.clear()
+        [task, *others] = [task for page in pages_of(inspector, state, max_value_bytes=1_000) for task in page]
+        assert len(others) == 11
+        assert sum(received) < 50_000, state
+        assert (task.kind, task.payload, task.result, task.is_cut, task.error) == ("render", None, None, True, "")
+        assert task.requires == (() if state is TaskState.DONE else ("gpu",))
+        assert task.status == ("ok" if state is TaskState.DONE else "")
+        assert task.consumer == (large_tasks.consumer if state in {TaskState.RUNNING, TaskState.WAITING} else "")
+
+
+def weight(reply: Any) -> int:
+    """Returns the bytes of all strings in a reply."""
+    if isinstance(reply, list | tuple):
+        return sum(map(weight, reply))
+    return len(reply) if isinstance(reply, bytes) else 0
+
+
+def test_a_small_task_is_shown_whole_beside_large_ones(inspector: Inspector, queue: RedisTaskQueue) -> None:
+    queue.enqueue(Task(kind="a", id="large", payload={"text": "x" * 5_000}))
+    queue.enqueue(Task(kind="a", id="small", payload={"text": "x"}))
+    page = inspector.tasks.tasks(QUEUE, max_value_bytes=1_000)
+    assert [(task.id, task.is_cut, task.payload) for task in page.items] == [
+        ("large", True, None),
+        ("small", False, {"text": "x"}),
+    ]
+
+
+def test_ids_are_found_by_their_beginning_without_a_look_at_the_tasks(
+    inspector: Inspector, large_tasks: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    raw.config_resetstat()
+    assert inspector.tasks.begin_with(QUEUE, "scheduled-0") == ([f"scheduled-{n:02}" for n in range(10)], True)
+    assert inspector.tasks.begin_with(QUEUE, "done-11") == (["done-11"], True)
+    assert len((inspector.tasks.begin_with(QUEUE, ""))[0]) == 60
+    assert inspector.tasks.begin_with(QUEUE, "*") == ([], True)
+    assert {"cmdstat_xrange", "cmdstat_hget", "cmdstat_hmget"}.isdisjoint(raw.info("commandstats"))
+    with pytest.raises(NotFound):
+        inspector.tasks.begin_with("nothing", "x")
+
+
+def test_a_search_for_ids_says_when_it_gave_up(
+    inspector: Inspector, queue: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.enqueue_many([Task(kind="a", id=f"task-{n}") for n in range(3_000)])
+    monkeypatch.setattr(tasks_module, "_MOST_SCANS", 1)
+    found, is_complete = inspector.tasks.begin_with(QUEUE, "task-")
+    assert 0 < len(found) < 3_000
+    assert not is_complete
+
+
+def test_the_kinds_of_schedules_are_found_however_large_their_tasks_are(
+    inspector: Inspector, queue: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(12):
+        task = Task(kind=f"kind-{n:02}", id=f"cron.s-{n:02}.1", payload={"text": "x" * 200_000})
+        queue.enqueue(task, delay=60 + n)
+    assert [(each.name, each.kind) for each in inspector.schedules.of(QUEUE)] == [
+        (f"s-{n:02}", f"kind-{n:02}") for n in range(12)
+    ]
+    monkeypatch.setattr(schedules_module, "_MOST_KINDS", 2)
+    assert [each.kind for each in inspector.schedules.of(QUEUE)] == ["kind-00", "kind-01", *[""] * 10]

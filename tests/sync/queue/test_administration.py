@@ -131,6 +131,33 @@ def test_a_look_goes_through_the_queue_in_small_steps(client: StreamClient, raw:
 
 
 @pytest.mark.usefixtures("default_server")
+@pytest.mark.parametrize(
+    ("source", "log"), [("completed", COMPLETED), ("failed", FAILED), ("dead_letter", DEAD_LETTERS)]
+)
+def test_a_look_at_a_log_reads_large_records_in_small_steps(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, source: str, log: str
+) -> None:
+    queue, large = make_queue(client), "x" * 100_000
+    for n in range(100):
+        raw.xadd(log, {"data": f"{n} {large}"})
+    read = list[int]()
+    really = type(client).call
+
+    def counted(self: StreamClient, key: str, *words: object, **options: object) -> object:
+        reply = really(self, key, *words, **options)  # type: ignore[arg-type]
+        if words[0] in {"XRANGE", "XREVRANGE"}:
+            read.append(len(reply))
+        return reply
+
+    monkeypatch.setattr(type(client), "call", counted)
+    found = [int(str(text).split()[0]) for text in queue.peek(90, source=source)]
+    assert found == (list(range(90)) if source == "dead_letter" else list(range(99, 9, -1)))
+    assert max(read) <= 20, "a command reads no more than about a megabyte"
+    assert len(queue.peek(10**6, source=source)) == 100
+    assert len(queue.peek(3, source=source)) == 3
+
+
+@pytest.mark.usefixtures("default_server")
 def test_a_wrong_look_names_what_is_right(client: StreamClient) -> None:
     queue = make_queue(client)
     with pytest.raises(ConfigurationError, match="source='done' must be one of pending, processing"):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 import redis
 
 from penstock.errors import EncodeError, PayloadTooLarge
+from penstock.events import Event, EventName
 from penstock.ids import LAST
 from penstock.sync import Protection, StreamClient
 from penstock.sync.tasks import Handlers, RedisTaskQueue, StubQueue
 from penstock.task import Result, Status, Task
 from tests.helpers.hostile import MANY_FIELDS, NO_NUMBERS, wide
-from tests.helpers.threads import DEADLINE_S
+from tests.helpers.threads import DEADLINE_S, eventually
 from tests.sync.tasks.stage import quick, running
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -150,6 +152,38 @@ def test_a_forged_entry_does_not_speak_for_a_task(redis_url: str, raw: redis.Red
         assert queue.pop(block=False) is None
         assert [letter.reason for letter in queue.dead.iterate()] == ["not_authentic"]
         assert queue.wait_for_result("t-1", 0) is None
+
+
+def test_an_entry_that_no_handler_gets_is_logged_emitted_and_counted(
+    redis_url: str, raw: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers, events, held = Handlers(), list[Event](), Task(kind="render", id="held")
+    handlers.task("render")(str)
+    protection = Protection("sign", {"2026": b"k" * 32})
+    with StreamClient.from_url(redis_url, protection=protection) as client:
+        queue = RedisTaskQueue(client, "jobs", on_event=events.append)
+        queue.enqueue(held, delay=3600)
+        copy = queue.encode_task(held)
+        signed = protection.protect(copy, "jobs.tasks", held.id)
+        entry_ids = [
+            raw.xadd("jobs.tasks", {"data": data, "task_id": "held", "kind": "render"}).decode()
+            for data in (b"no task", copy, signed)
+        ]
+        worker = quick(queue, handlers)
+        with caplog.at_level(logging.ERROR, "penstock.sync.tasks"):
+            with running(worker):
+                eventually(lambda: worker.report().dead == 3)
+        assert queue.undeliverable == 3
+        reasons = [letter.reason for letter in queue.dead.iterate()]
+        assert (worker.report().failed, worker.report().ok) == (0, 0)
+    assert set(reasons) == {"not_authentic", "invalid"}
+    logged = [record.__dict__ for record in caplog.records]
+    assert [(row["stream"], row["group"], row["reason"]) for row in logged] == [
+        ("jobs.tasks", "jobs", reason) for reason in reasons
+    ]
+    assert sorted(row["id"] for row in logged) == sorted(entry_ids)
+    told = [event.fields["reason"] for event in events if event.name is EventName.DEAD_LETTERED]
+    assert told == reasons
 
 
 def test_a_task_that_cannot_be_read_gets_an_error_as_its_result(queue: RedisTaskQueue, raw: redis.Redis) -> None:

@@ -136,3 +136,4 @@ class Sample:
     ops_per_s: int = 0
     clients: int = 0
     error: str = ""
+    number: int = 0  # grows by one with each sample; times do not order samples, which come from several clocks

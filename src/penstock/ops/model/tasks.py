@@ -54,6 +54,7 @@ class TaskInfo:
     status: str = ""  # of its result
     error: str = ""
     result: Any = None
+    is_cut: bool = False  # it is larger than was to be read: payload, result and what stands behind them are missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from penstock import ids
 from penstock.spark.archive.file_reader import count_upto
-from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
+from penstock.spark.archive.file_writer import ArchiveTask, Copied, StagedFile
 from penstock.spark.archive.state import ArchiveConflict, ArchiveDamaged, FileEntry, RangeEntry, State, in_order
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import FailPoint, make_directory, no_fail_point
 from penstock.spark.source.catalogue import report_loss
 from penstock.spark.source.offsets import BatchRange, IdRange, Offsets, Position
 
-Write = Callable[[ArchiveTask], Sequence[StagedFile]]  # runs the task over what is new in the batch
+Write = Callable[[ArchiveTask], Sequence[Copied]]  # runs the task over what is new in the batch
 MAX_FILE_ROWS = 1_000_000
 _HINT = (
     "They were trimmed before they were archived, or the checkpoint of the run is newer than the table; in that "
@@ -85,9 +85,12 @@ class BatchArchiver:
 
     def _archive(self, wanted: Sequence[_Wanted], write: Write, staging: str) -> int:
         pieces = tuple(piece for each in wanted for piece in each.pieces)
-        staged = write(ArchiveTask(self.table.location, staging, pieces, self.max_file_rows))
+        copied = write(ArchiveTask(self.table.location, staging, pieces, self.max_file_rows))
         self.step("written")
-        ranges = [self._checked(each, [made.entry for made in staged]) for each in wanted]
+        staged = [made for made in copied if isinstance(made, StagedFile)]
+        lost = [each for each in copied if isinstance(each, IdRange)]
+        entries = [made.entry for made in staged]
+        ranges = [found for each in wanted for found in self._checked(each, entries, lost)]
         self._check_sizes(staging, staged)
         self.step("checked")
         self.table.place(staging, (made.entry for made in staged), self.step)
@@ -123,7 +126,7 @@ class BatchArchiver:
         return _Wanted(RangeEntry(stream, start.id, end.id, 0, start.rank, end.rank, lost), tuple(pieces))
 
     def _check_known(self, stream: str, at: Position, archived: Position) -> None:
-        if not self._is_known(stream, at):
+        if at != archived and not self._is_known(stream, at):
             raise ArchiveConflict(
                 f"stream {stream!r} has ids up to {at.id}, but other entries are archived up to {archived.id}: "
                 "it was deleted and created again, or is another stream with the same name. Archive it under "
@@ -157,8 +160,8 @@ class BatchArchiver:
         report_loss(text, _HINT, fails=self.fail_on_data_loss)
         return lost
 
-    def _checked(self, wanted: _Wanted, made: Sequence[FileEntry]) -> RangeEntry:
-        """Check the files of a stream against the range that they are to hold; return it with its rows."""
+    def _checked(self, wanted: _Wanted, made: Sequence[FileEntry], lost: Sequence[IdRange]) -> list[RangeEntry]:
+        """Check the files of a stream against the range that they are to hold; return what of it they have."""
         whole = wanted.whole
         files = in_order(entry for entry in made if entry.stream == whole.stream)
         at = whole.after
@@ -172,7 +175,33 @@ class BatchArchiver:
                 f"stream {whole.stream!r}: read {rows:,} entries after {whole.after} up to {whole.upto}, but "
                 f"the server counts {whole.upto_n - whole.after_n:,}; nothing was committed"
             )
-        return replace(whole, rows=rows)
+        gaps = _joined([each for each in lost if each.stream == whole.stream and not each.is_empty])
+        return self._around(replace(whole, rows=rows), gaps, files) if gaps else [replace(whole, rows=rows)]
+
+    def _around(self, whole: RangeEntry, gaps: Sequence[IdRange], files: Sequence[FileEntry]) -> list[RangeEntry]:
+        """Return what of a range is archived, if entries were trimmed after it was planned."""
+        count = None
+        if whole.after_n is not None and whole.upto_n is not None:
+            count = whole.upto_n - whole.after_n - whole.rows
+            if count == 0:
+                return [whole]  # all of it was read: it was trimmed up to where a task began, and no further
+        for gap in gaps:
+            text = f"stream {whole.stream!r}: entries after {gap.after} up to {gap.upto} were never archived"
+            report_loss(text, _HINT, fails=self.fail_on_data_loss)
+        # How many are missing is known of all gaps together.
+        lost = [whole.lost, *[count if len(gaps) == 1 else None for _ in gaps]]
+        starts = [Position(whole.after, whole.after_n), *[Position(gap.upto) for gap in gaps]]
+        ends = [*[Position(gap.after) for gap in gaps], whole.end]
+        if starts[-1].id == whole.upto:
+            starts[-1] = whole.end
+        if ends[0].id == whole.after:  # the range begins with a gap
+            lost[:2] = [None if None in lost[:2] else sum(each or 0 for each in lost[:2])]
+            del starts[0], ends[0]
+        found = [
+            RangeEntry(whole.stream, start.id, end.id, 0, start.rank, end.rank, missing)
+            for start, end, missing in zip(starts, ends, lost, strict=True)
+        ]
+        return [replace(each, rows=_rows_of(each, files)) for each in found]
 
     def _check_sizes(self, staging: str, staged: Sequence[StagedFile]) -> None:
         # On a shared file system: what the task has made durable must be what this process sees.
@@ -184,3 +213,20 @@ class BatchArchiver:
                     f"the driver does not see {self.table.location}/{path} as its task wrote it: the driver and "
                     f"all executors must share {self.table.location}. Nothing was committed"
                 )
+
+
+def _joined(gaps: Sequence[IdRange]) -> list[IdRange]:
+    """Return gaps in order, those that meet as one: each task reports those of its pieces."""
+    found: list[IdRange] = []
+    for gap in sorted(gaps, key=lambda each: ids.parse(each.after)):
+        if found and ids.parse(gap.after) <= ids.parse(found[-1].upto):
+            found[-1] = replace(found[-1], upto=max(found[-1].upto, gap.upto, key=ids.parse))
+        else:
+            found.append(gap)
+    return found
+
+
+def _rows_of(each: RangeEntry, files: Sequence[FileEntry]) -> int:
+    """Return how many rows the files have that begin in a range. A file across a gap counts where it begins."""
+    after, upto = ids.parse(each.after), ids.parse(each.upto)
+    return sum(entry.rows for entry in files if after < ids.parse(entry.first) <= upto)

@@ -7,12 +7,15 @@ follows the table while a run adds to it and compactions replace its files.
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import ids
+from penstock.errors import PenstockError
 from penstock.spark.archive.file_reader import count_upto, group_ends, missing, read_entries
 from penstock.spark.archive.state import FileEntry, RangeEntry, State
 from penstock.spark.archive.table import ArchiveTable
@@ -21,7 +24,8 @@ from penstock.spark.source.offsets import Position
 from penstock.spark.source.rows import Entry
 
 IdNumbers = tuple[int, int]  # an id as it orders
-_opened: dict[tuple[int, Location], ColdLog] = {}
+_IDENTIFIED_FOR_S = 5.0
+_opened: dict[tuple[int, Location], tuple[ColdLog, float]] = {}
 
 
 @dataclass(frozen=True)
@@ -116,15 +120,24 @@ class ColdLog:
         self._coverages: dict[str, Coverage] = {}
 
     @classmethod
-    def of(cls, root: str | Path | Location) -> ColdLog:
-        """Return the log of this process, up to date; raise ArchiveMissing if there is none."""
+    def of(cls, root: str | Path | Location, now_s: Callable[[], float] = time.monotonic) -> ColdLog:
+        """Return the log of this process, up to date; raise ArchiveMissing if there is none.
+
+        Opening a table takes much longer than looking for new commits. So a log is compared with the table at its path
+        only now and then: another archive may have been created there.
+        """
         location = Location.of(root, what="archive")
         key = (os.getpid(), location)
+        log, until_s = _opened.get(key, (None, 0.0))
+        if log is not None and now_s() < until_s:
+            with suppress(PenstockError, OSError):
+                log.refresh()
+                return log
         table = ArchiveTable(location)
         identity = table.log.identity
-        log = _opened.get(key)
-        if log is None or log.identity != identity:  # another archive was created at its path
-            log = _opened[key] = cls(table)
+        if log is None or log.identity != identity:
+            log = cls(table)
+        _opened[key] = log, now_s() + _IDENTIFIED_FOR_S
         log.refresh()
         return log
 

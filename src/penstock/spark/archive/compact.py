@@ -8,6 +8,7 @@ before. Killed anywhere, the archive is as before or as after; the next compacti
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,20 +16,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.archive.batch import MAX_FILE_ROWS
 from penstock.spark.archive.file_reader import damaged, read_rows, why_changed
 from penstock.spark.archive.file_writer import FileWriter, StagedFile
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.archive.state import DAY_MS, ArchiveDamaged, FileEntry, State, in_order
+from penstock.spark.archive.state import DAY_MS, ArchiveConflict, ArchiveDamaged, FileEntry, State, in_order
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import FailPoint, Location, no_fail_point
 
+logger = logging.getLogger("penstock.spark")
 TARGET_BYTES = 256 << 20
 GRACE_S = 3600.0
 _MOST_GRACE_S = DAY_MS / 1000
-_SMALL_BYTES = 1 << 20
 _MANY = 64  # small files that are worth a merge during a run
+_LIMITS = (64 << 10, 1 << 20, 16 << 20, TARGET_BYTES // 2)  # below which files of a day that is not over are small
+_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3_600.0  # after failed merges
 
 
 @dataclass(frozen=True)
@@ -130,18 +133,32 @@ class Compaction:
         return self.table.vacuum(self.state, self.grace_s) + (self.table.sweep(self.state) if self.sweeps else 0)
 
 
+@dataclass
 class SmallFiles(Compaction):
-    """What an archive run compacts by itself: runs of small files, if they are many or their day is over.
+    """What an archive run compacts by itself, so that the number of files stays small: see _of_today().
 
     No batch is archived meanwhile, so a run limits the time, and the rest is merged after the next batch.
     """
 
+    now_s: Callable[[], float] = time.monotonic
     sweeps: ClassVar[bool] = False
+    _failures: int = 0
+    _not_before_s: float = -math.inf
 
     def run_if_it_pays(self) -> None:
-        """Compact, unless there is nothing to do."""
-        if self.plan():
+        """Compact, unless there is nothing to do, or a failure was a short time ago: archiving goes on regardless."""
+        if self.now_s() < self._not_before_s or not self.plan():
+            return
+        try:
             self.run()
+            self._failures = 0
+        except ArchiveConflict:
+            return  # another process compacts
+        except (PenstockError, OSError) as error:
+            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2**self._failures)
+            self._failures, self._not_before_s = self._failures + 1, self.now_s() + pause_s
+            text = "cannot merge the small files of %s; trying again in %g s: %s"
+            logger.warning(text, self.table.location, pause_s, error)
 
     def plan(self) -> list[list[FileEntry]]:
         """Return the files that become one."""
@@ -151,12 +168,36 @@ class SmallFiles(Compaction):
             newest[stream] = max(day, newest.get(stream, day))
         found = []
         for (stream, day), files in days.items():
-            least = _MANY if day == newest[stream] else 2
-            if len(files) < least:
-                continue  # of most days of an archive: this runs after every batch
-            for is_small, group in itertools.groupby(in_order(files), key=lambda entry: entry.bytes < _SMALL_BYTES):
-                if is_small:
-                    found += [merge for merge in self._groups(list(group)) if len(merge) >= least]
+            if day != newest[stream]:
+                found += self._below(self.target_bytes // 2, files, 2)
+            elif len(files) >= _MANY:
+                found += self._of_today(files)
+        return found
+
+    def _of_today(self, files: Sequence[FileEntry]) -> list[list[FileEntry]]:
+        """Return what is merged of a day that is not over.
+
+        A merge needs many files, and enough bytes to make files that are no longer small at its limit. So a row is
+        written again at most about once per limit, however small the batches are.
+        """
+        for limit in reversed(_LIMITS):
+            found = self._below(limit, files, _MANY, 0 if limit == _LIMITS[0] else limit)
+            if found:
+                return found
+        return []
+
+    def _below(
+        self, limit: int, files: Sequence[FileEntry], least_files: int, least_bytes: int = 0
+    ) -> list[list[FileEntry]]:
+        """Return the merges of files below a size that follow each other, where there are enough of them."""
+        if sum(entry.bytes < limit for entry in files) < least_files:
+            return []  # of most days of an archive, before they are sorted: this runs after every batch
+        found = []
+        for is_small, run in itertools.groupby(in_order(files), key=lambda entry: entry.bytes < limit):
+            merges = [group for group in self._groups(list(run)) if len(group) > 1] if is_small else []
+            merged = [entry for group in merges for entry in group]
+            if len(merged) >= least_files and sum(entry.bytes for entry in merged) >= least_bytes:
+                found += merges
         return found
 
 

@@ -11,7 +11,7 @@ import hashlib
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,9 @@ class StagedFile:
 
     entry: FileEntry
     stats: str
+
+
+Copied: TypeAlias = StagedFile | IdRange  # a file, or ids whose entries were gone when they were to be read
 
 
 class FileWriter:
@@ -216,8 +219,8 @@ class ArchiveTask:
     pieces: tuple[IdRange, ...]
     max_file_rows: int
 
-    def copy(self, options: SourceOptions, ranges: Sequence[IdRange]) -> list[StagedFile]:
-        """Read ranges of ids and write them; this is what an executor does."""
+    def copy(self, options: SourceOptions, ranges: Sequence[IdRange]) -> list[Copied]:
+        """Read ranges of ids and write them, and return also what of them is gone; this is what an executor does."""
         freeze_gc()
         local = self.location.local
         if local is not None and not (local / self.staging).is_dir():
@@ -226,7 +229,9 @@ class ArchiveTask:
                 "the driver and all executors must share the file system of the archive. Nothing was committed"
             )
         mine = replace(self, pieces=tuple(ranges))  # which may be cut finer than those of the batch
-        return mine.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges))
+        lost: list[IdRange] = []
+        made = mine.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges, lost.append))
+        return [*made, *lost]
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:
         """Write rows as the source gives them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock import ids
@@ -95,15 +95,16 @@ class _HotScanner(Scanner):
 
     cold: ColdLog = field(kw_only=True)
 
-    def _check(self, stream: str, at: Position) -> None:
+    def _has_lost(self, stream: str, at: Position) -> bool:
         gap = self._gap(stream, at)
         if gap is None:
-            return
+            return False
         if gap.count != 0:
             hint = "Set option failOnDataLoss=false to continue without them"
             report_loss(f"{gap}, and they are not in the archive", hint, fails=self.fail_on_data_loss)
         if self.cold.coverage(stream).holding(gap.resume.id) is not None:
             raise _SwitchToArchive(stream, at.id, gap.resume)
+        return gap.count != 0
 
     def _gap(self, stream: str, at: Position) -> Gap | None:
         hot = retry(lambda: look(self.client, [stream]), self.retry_timeout_s)[stream]
@@ -161,7 +162,7 @@ class HybridScanner:
 
 
 def _hot_scanner(hot: Scanner, cold: ColdLog) -> Scanner:
-    return _HotScanner(hot.client, hot.fetch_size, hot.retry_timeout_s, hot.fail_on_data_loss, cold=cold)
+    return _HotScanner(hot.client, hot.fetch_size, hot.retry_timeout_s, hot.fail_on_data_loss, hot.on_loss, cold=cold)
 
 
 def _rest(piece: IdRange, at: Position) -> list[IdRange]:
@@ -208,9 +209,9 @@ class HybridLog(RedisLog):
         cold = self.cold
         return {name: joined(state, cold.coverage(name)) for name, state in hot.items()}
 
-    def scanner(self) -> Reading:
+    def scanner(self, on_loss: Callable[[IdRange], None] = lambda _: None) -> Reading:
         """Return what reads from both."""
-        return HybridScanner(self.hot_scanner(), self.cold)
+        return HybridScanner(self.hot_scanner(on_loss), self.cold)
 
     def start(self, stream: str, bound: Bound, state: StreamState | None) -> Position:
         """Return the position after which reading begins; the archive knows the rank of an archived one."""

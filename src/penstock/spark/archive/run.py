@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import shutil
 import tempfile
 import threading
@@ -15,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigurationError, PenstockError
+from penstock.errors import ConfigurationError
 from penstock.spark.archive.batch import MAX_FILE_ROWS, BatchArchiver
 from penstock.spark.archive.compact import GRACE_S, SmallFiles, check_grace
-from penstock.spark.archive.file_writer import ArchiveTask, StagedFile
+from penstock.spark.archive.file_writer import ArchiveTask, Copied
 from penstock.spark.archive.lock import ArchiveLock
-from penstock.spark.archive.state import ArchiveConflict, ArchiveDamaged, State
+from penstock.spark.archive.state import ArchiveDamaged, State
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import FailPoint, Location, make_directory, no_fail_point
 from penstock.spark.runtime.code_shipping import Shipped
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-logger = logging.getLogger("penstock.spark")
 GROUP = "penstock-archive"
 MAX_BATCH_ROWS = 1_000_000
 _CHECKPOINT = "_checkpoint"
@@ -110,18 +108,20 @@ class ArchiveRun:
         location = f"file:{checkpoint}"
         writer = rows.writeStream.queryName(f"archive {table.location}").option("checkpointLocation", location)
         source = SourceOptions.parse(options)
-        compacts = self.compacts
+        small = self.small_files(table, archiver.state) if self.compacts else None
 
         def archive(frame: DataFrame, batch: int) -> None:
-            nonlocal compacts
             if self.is_stopping():
                 raise StopAsked(f"batch {batch} was not started: the archive was asked to stop")
             context, started_s = frame.sparkSession.sparkContext, time.monotonic()
             offsets = offsets_of(checkpoint, batch)
             rows = archiver.archive(offsets, lambda task: copy(context, source, task))
             if rows is not None:
-                self.tell(CommittedBatch(batch, rows, time.monotonic() - started_s))
-                compacts = compacts and self._compact(table, archiver.state)
+                wall_s = time.monotonic() - started_s
+                self.tell(CommittedBatch(batch, rows, wall_s))
+                if small is not None:
+                    small.most_s = max(0.0, self._trigger_s() - wall_s)  # what is left until the next batch
+                    small.run_if_it_pays()
 
         writer = writer.foreachBatch(archive)
         if once:
@@ -157,9 +157,9 @@ class ArchiveRun:
             raise ConfigurationError(f"--every {self.trigger!r} must be a duration such as 30s or 10 seconds")
         return found
 
-    def _compact(self, table: ArchiveTable, state: State) -> bool:
-        """Merge small files, if there are many; another process may do so too. Return whether to do so again later."""
-        small = SmallFiles(
+    def small_files(self, table: ArchiveTable, state: State) -> SmallFiles:
+        """Return what merges small files between two batches; another process may do so too."""
+        return SmallFiles(
             table,
             max_file_rows=self.max_file_rows,
             grace_s=self.grace_s,
@@ -168,14 +168,6 @@ class ArchiveRun:
             is_stopping=self.is_stopping,
             most_s=self._trigger_s(),
         )
-        try:
-            small.run_if_it_pays()
-        except ArchiveConflict:
-            return True
-        except (PenstockError, OSError) as error:
-            logger.warning("cannot merge the small files of %s; the next run tries again: %s", table.location, error)
-            return False
-        return True
 
     def _options(self, location: Location, state: State) -> dict[str, str]:
         given = {
@@ -204,8 +196,8 @@ def starting_after(ends: Mapping[str, Position]) -> str:
     )
 
 
-def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> list[StagedFile]:
-    """Run the task on the executors; return the files.
+def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> list[Copied]:
+    """Run the task on the executors; return the files, and what was gone.
 
     The tasks read Redis themselves. Spark plans the batch and keeps its offsets, but the entries do not pass through
     Java, where half of the time would go. Nor need a batch that is run again have the same tasks: so a long one is cut
@@ -224,8 +216,8 @@ class Copying(Shipped):
     task: ArchiveTask
     options: SourceOptions
 
-    def __call__(self, share: Sequence[IdRange]) -> list[StagedFile]:
-        """Return the files that hold the share."""
+    def __call__(self, share: Sequence[IdRange]) -> list[Copied]:
+        """Return the files that hold the share, and what of it was gone."""
         return self.task.copy(self.options, share)
 
 

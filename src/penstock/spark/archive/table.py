@@ -149,23 +149,32 @@ class ArchiveTable:
         except FileNotFoundError:  # the log was shortened meanwhile
             found = None
         if found is None:
-            after, ranges = self._noted(self.log.version)
-            try:
-                found = list(self.log.infos(after))
-            except FileNotFoundError as error:
-                raise ArchiveDamaged(
-                    f"{self.location}: the log does not list what each commit since {after} archived ({error} "
-                    "is missing); run `penstock archive verify`"
-                ) from None
+            ranges, found = self._all_ranges()
         said = [_said(info) for _, info in found]  # all of them, before any is taken over
         state.ranges = ranges
         for each in said:
             state.cover(each)
 
-    def _noted(self, version: int) -> tuple[int, dict[str, list[RangeEntry]]]:
-        """Return the ranges as they were last written down, up to a version, and the version."""
-        for number in reversed(self._noted_versions()):
-            if number <= version:
+    def _all_ranges(self) -> tuple[dict[str, list[RangeEntry]], list[tuple[int, Info]]]:
+        """Return the ranges as they were last written down, and what the commits since then say."""
+        numbers = self._noted_versions()
+        while True:
+            try:
+                after, ranges = self._noted(numbers)
+                return ranges, list(self.log.infos(after))
+            except FileNotFoundError as error:
+                before, numbers = numbers, self._noted_versions()
+                if numbers == before:
+                    raise ArchiveDamaged(
+                        f"{self.location}: the log does not list what each commit archived ({error} is missing); "
+                        "run `penstock archive verify`"
+                    ) from None
+                # else a run has written them down again meanwhile, and deleted older commits
+
+    def _noted(self, numbers: Sequence[int]) -> tuple[int, dict[str, list[RangeEntry]]]:
+        """Return the ranges as they were last written down, up to the known version, and the version."""
+        for number in reversed(numbers):
+            if number <= self.log.version:
                 noted = _checked(self.store.read(_ranges_path(number)), msgspec.json.decode, _Noted)
                 if noted.table != self.log.identity:
                     continue  # it was left by a table that was here before

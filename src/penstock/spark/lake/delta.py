@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from penstock.errors import PenstockError
-from penstock.spark.lake.files import Location, make_directory, one_line, translated
+from penstock.spark.lake.files import Location, make_directory, one_line, translated, wait_for_others
 from penstock.spark.runtime.versions import required
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class DeltaLog:
 
     def __init__(self, location: Location, table: Any) -> None:
         self.location, self._table = location, table
+        self._durable = self.version - 1  # others may have been killed before they synced the last commit
 
     @classmethod
     def open(cls, location: Location) -> Self | None:
@@ -190,27 +191,28 @@ class DeltaLog:
         self.refresh()
         return bool(files) and {file.path for file in files} <= {file.path for file in self.files()}
 
-    def make_durable(self, after: int | None = None) -> None:
-        """Sync the last commit, or all after a version, with the files that they add, if the table is on a disk.
+    def make_durable(self) -> None:
+        """Sync the commits that are known here, with the files that they add, if the table is on a disk.
 
-        The library syncs nothing, and a writer may have been killed between its commit and this.
+        The library syncs nothing, and a writer may have been killed between its commit and this. So commits of others
+        are synced as well: the last one at the time the table was opened, and all later ones.
         """
         if self.location.local is None:
             return
         store, paths = self.location.store, []
-        for version in range(self.version if after is None else after + 1, self.version + 1):
+        for version in range(self._durable + 1, self.version + 1):
             commit = _commit_path(version)
             with suppress(FileNotFoundError):  # the log was shortened
                 paths += [*_added(store.read(commit)), commit, *_checkpoint_paths(version)]
         store.sync(paths)
+        self._durable = self.version
 
     @contextmanager
     def _made_durable(self) -> Iterator[None]:
         """Take in a change of the table, and sync it."""
-        known = self.version
         yield
         self.refresh()
-        self.make_durable(known)
+        self.make_durable()
 
     def has(self, batch: tuple[str, int]) -> bool:
         """Return whether the table, as it is known here, has a batch of an application, or a later one."""
@@ -235,6 +237,7 @@ class DeltaLog:
             except _conflict():  # another writer has changed the table, and may have added them
                 if attempts == 1:
                     raise
+                wait_for_others(ATTEMPTS + 1 - attempts)
                 self.refresh()
                 self.add_columns(schema, attempts - 1)
 

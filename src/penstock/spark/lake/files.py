@@ -6,6 +6,7 @@ Paths are relative to the folder of the table, with `/` between their parts.
 from __future__ import annotations
 
 import os
+import random
 import re
 import secrets
 import shutil
@@ -18,6 +19,8 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigurationError, PenstockError
+from penstock.redis.retry import pause_s
+from penstock.runtime.threads import pause
 
 FailPoint: TypeAlias = Callable[[str], None]  # called between the steps of a commit, with the name of the last one
 _PATTERN = {*"*?[]{}\\"}
@@ -27,6 +30,10 @@ _BLOCK = 1 << 20
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STACK = re.compile(r"\s+0: ")
 _CAUSE = re.compile(r"\s*\n\s*↳\s*")
+
+
+_FIRST_PAUSE_S = 0.1
+_chance = random.Random()
 
 
 class StoreFailed(PenstockError):
@@ -39,6 +46,11 @@ class LeadsOut(PenstockError):
 
 def no_fail_point(_: str) -> None:
     """Do nothing between two steps; tests fail there."""
+
+
+def wait_for_others(failures: int) -> None:
+    """Wait before a commit that other writers have got in the way of is made again: longer each time, by chance."""
+    pause(pause_s(failures, _chance, _FIRST_PAUSE_S))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from penstock.errors import PenstockError
+from penstock.spark.lake.files import wait_for_others
 from penstock.spark.lake.partitions import BUCKET, Partition, Partitions
 from penstock.spark.runtime.versions import required
 
@@ -171,12 +172,13 @@ class IcebergTable:
 
     def open(self, schema: pa.Schema, *, may_add: bool = False) -> None:
         """Load the table as it is now; make it if there is none, and add columns that it lacks if that is allowed."""
-        for left in reversed(range(_ATTEMPTS)):
+        for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._open(schema, may_add=may_add)
             except Exception as error:  # of whatever library reaches the catalogue: there is no common class
-                if not left or not _is_race(error):
+                if attempt == _ATTEMPTS or not _is_race(error):
                     raise
+                wait_for_others(attempt)
             else:
                 return
 
@@ -283,7 +285,7 @@ class IcebergTable:
         from pyiceberg.exceptions import CommitFailedException
 
         failed: BaseException | None = None
-        for _ in range(_ATTEMPTS):
+        for attempt in range(1, _ATTEMPTS + 1):
             if self.has(note):
                 return False
             try:
@@ -292,6 +294,7 @@ class IcebergTable:
                     change(transaction)
             except CommitFailedException as error:
                 failed = error
+                wait_for_others(attempt)
                 self._load()
             else:
                 return True

@@ -9,6 +9,8 @@ there is no lock, two drivers may run. One attempt becomes the batch; then the o
 
 from __future__ import annotations
 
+import hashlib
+import posixpath
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +154,15 @@ def local_path(path: str) -> Path | None:
     return None if "://" in path else Path(path)
 
 
+def normalised(path: str) -> str:
+    """Return a path in the one spelling of its folder."""
+    local = local_path(path)
+    if local is not None:
+        return posixpath.abspath(local)
+    scheme, _, rest = path.partition("://")
+    return f"{'s3' if scheme == 's3a' else scheme}://{posixpath.normpath(rest)}"
+
+
 def joined(folder: str, *names: str) -> str:
     """Return a path below a folder."""
     return "/".join([folder.rstrip("/"), *names])
@@ -243,6 +254,15 @@ class BatchKey:
         """A name for folders; names sort by batch."""
         return f"{self.query.replace('-', '')[:16]}-{self.number:09d}"
 
+    def folder_of(self, sink: str) -> str:
+        """A name for the folder with the files of a sink in a table, which other sinks of the pipeline may share."""
+        return f"batch-{self.folder}-{digest(sink)}"
+
+
+def digest(*texts: str) -> str:
+    """Return a short name for texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
 
 def attempt_of(key: BatchKey) -> str:
     """Return the name of a new attempt."""
@@ -250,7 +270,7 @@ def attempt_of(key: BatchKey) -> str:
 
 
 def keep_attempt(files: Files, folder: str, attempt: str) -> None:
-    """Delete the other attempts of a batch that is in the table: their files can no longer be added."""
+    """Delete the other attempts of a batch of a sink that is in the table: their files can no longer be added."""
     for name in files.names(folder):
         if name != attempt:
             files.delete(joined(folder, name))

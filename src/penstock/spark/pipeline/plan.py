@@ -16,6 +16,9 @@ from penstock.errors import ConfigurationError, DecodeError, NotAuthentic, Penst
 from penstock.policy import Reason, unreadable
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig, Failure
 from penstock.spark.pipeline.handling import NEEDED, HandlerTask
+from penstock.spark.pipeline.sink_options import Delta, Iceberg, KeyedOptions
+from penstock.spark.pipeline.sinks.delta import uses_jars
+from penstock.spark.pipeline.sinks.iceberg import is_for_jars
 from penstock.spark.pipeline.spec import CORRUPT, DECODE, WHY_CORRUPT, Pipeline
 from penstock.spark.pipeline.steps import (
     INPUT,
@@ -32,7 +35,9 @@ from penstock.spark.pipeline.steps import (
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.columns import ENTRY
+from penstock.spark.source.options import MAX_ROWS
 from penstock.spark.source.rows import NOT_AUTHENTIC
 
 if TYPE_CHECKING:
@@ -45,6 +50,7 @@ _IS_BROKEN = "NOT coalesce({}, false)"  # a row for which a rule is null breaks 
 _DEDUP = "_penstock_dedup"
 FORMAT = "redis_streams"
 _PARTITIONS = "minPartitions"
+_MOST_MERGED = 500_000
 
 
 class RowInvalid(PenstockError):
@@ -188,8 +194,21 @@ class Planner:
         if not is_connect(self._spark) and _PARTITIONS.lower() not in {name.lower() for name in options}:
             # Offsets in the checkpoint define the partitions: a batch is repeated as it was on any number of cores.
             options[_PARTITIONS] = str(self._spark.sparkContext.defaultParallelism)
+        limits = source.parsed()
+        if limits.max_rows is limits.max_bytes is None and has_read_limits() and self._merges_on_driver():
+            # The offsets of a batch that does not fit would already be in the checkpoint, so it could never be smaller.
+            options[MAX_ROWS[0]] = str(_MOST_MERGED)
         reader = self._spark.readStream.format(FORMAT).options(**options)
         return reader.schema(self._columns(reader.load().schema)).load()
+
+    def _merges_on_driver(self) -> bool:
+        """Return whether batches pass through the memory of the driver, which replaces rows without jars."""
+        return any(
+            (isinstance(sink, Delta) and not uses_jars(sink, self._spark))
+            or (isinstance(sink, Iceberg) and not is_for_jars(sink, self._spark))
+            for sink in self._pipeline.sinks
+            if isinstance(sink, KeyedOptions) and sink.key
+        )
 
     def _columns(self, schema: StructType) -> StructType:
         """Return the schema to read with. It is a projection: the source does not build the other columns."""

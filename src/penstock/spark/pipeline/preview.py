@@ -11,10 +11,12 @@ from penstock.errors import PenstockError
 from penstock.spark.pipeline.plan import FORMAT, INVALID, Planner, broken_counts, labels_of, marked
 from penstock.spark.pipeline.rejected_rows import visible
 from penstock.spark.pipeline.spec import CORRUPT, WHY_CORRUPT, Pipeline
+from penstock.spark.pipeline.status import Places
 from penstock.spark.pipeline.steps import Handler
 from penstock.spark.pipeline.validation import PipelineInvalid
 from penstock.spark.runtime.errors import one_line, without_query_log
-from penstock.spark.source.options import EARLIEST, GROUP, GROUP_NAMES, LATEST, MAX_ROWS, MIN_ROWS, Bound
+from penstock.spark.runtime.master import require_running
+from penstock.spark.source.options import EARLIEST, GROUP, GROUP_NAMES, LATEST, MAX_ROWS, MIN_ROWS, Bound, SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,10 +39,12 @@ class Preview:
 def preview(pipeline: Pipeline, spark: SparkSession, count: int = 20) -> Preview:
     """Run up to `count` entries of each stream through the steps, and return up to `count` rows for each sink.
 
-    These are the first entries that a new checkpoint would read, or the newest ones if it starts at the end.
+    These are the first entries that a new checkpoint, or the last reset, starts with, or the newest ones if it starts
+    at the end.
 
     Raises: PipelineInvalid if a part of the pipeline cannot work.
     """
+    require_running(spark)
     ranges = dict(_ranges(pipeline, count))
     handlers = tuple(step.handler for step in pipeline.steps if isinstance(step, Handler))
     if not ranges:
@@ -72,7 +76,7 @@ def _rows(rows: DataFrame, where: str | None, count: int) -> list[dict[str, Any]
 
 def _ranges(pipeline: Pipeline, count: int) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield the streams that have entries, with the first and the last id to show."""
-    options = pipeline.source.parsed()
+    options = SourceOptions.parse(pipeline.source.spark_options(Places(pipeline.checkpoint).starting()))
     client, starting = options.link.client(), options.starting or Bound()
     for name in options.stream_names(client):
         key = client.keys(name).stream

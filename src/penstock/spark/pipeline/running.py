@@ -34,7 +34,8 @@ from penstock.spark.runtime.errors import (
     one_line,
     without_query_log,
 )
-from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.master import is_connect, require_running
+from penstock.spark.runtime.restarts import run_with_restarts
 from penstock.spark.runtime.versions import has_read_limits
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ _QUERY_ID = "sql.streaming.queryId"
 _STATEFUL = re.compile(r"Aggregate|Deduplicate|Distinct|Join|FlatMapGroups|TransformWithState|Limit")
 _SLOW_START = "Python worker failed to connect back"  # within the ten seconds that Spark gives it, on a busy machine
 _MOST_SLOW_STARTS = 3
-_LONGEST_PAUSE_S = 60.0
 _BATCH_FIELDS = ("batch", "rows", "seconds", "rows_per_s", "lag", "eta_s")
 _STOP_POLL_S = 0.1
 _INITIALIZING = "Initializing"  # Spark's status while it starts a query and its sources
@@ -122,9 +122,11 @@ class Run:
         Raises:
             PipelineInvalid: nothing was started.
             PipelineBusy: another driver uses the checkpoint, and nothing was started.
+            SparkStopped: the session was stopped before.
             PipelineFailed: a batch failed.
 
         """
+        require_running(self._spark)
         send_modules(self._spark, functions_of(self._pipeline.steps))
         with _starting:
             rows = self._validated()
@@ -170,35 +172,31 @@ class Run:
 
         A run until everything is read restarts only if Spark gave up on a Python worker that was slow to start.
         """
-        failures = 0
-        while True:
-            batches = self.report.batches
-            try:
-                with _starting:
-                    query = self._started(rows)
-                self._follow(query)
-                return
-            except PipelineFailed as error:
-                failures = 1 if self.report.batches > batches else failures + 1
-                is_slow_start = _SLOW_START in str(error.__cause__)
-                most = min(self._pipeline.restarts, _MOST_SLOW_STARTS) if self._once else self._pipeline.restarts
-                may_restart = error.is_transient and (is_slow_start or not self._once)
-                if self._is_stopping or not may_restart or failures > most:
-                    raise
-                pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1))
-                logger.warning("%s. Restarting in %g s (restart %d)", error, pause_s, failures)
-                self._emit(EventName.TRYING_AGAIN, error=str(error), pause_s=pause_s)
-                self.report.restarts += 1
-                self._pause(pause_s)
-            if self._is_stopping:
-                self.report.is_stopped = True
-                return
 
-    def _pause(self, seconds: float) -> None:
-        # In small steps: stop() may be called from a signal handler, which must not touch a lock.
-        until = time.monotonic() + seconds
-        while not self._is_stopping and (left := until - time.monotonic()) > 0:
-            pause(min(left, _STOP_POLL_S))
+        def attempt() -> None:
+            with _starting:
+                query = self._started(rows)
+            self._follow(query)
+
+        is_over = run_with_restarts(
+            attempt,
+            batches=lambda: self.report.batches,
+            most=self._most_restarts,
+            is_stopping=lambda: self._is_stopping,
+            tell=self._restarting,
+        )
+        self.report.is_stopped = self.report.is_stopped or not is_over
+
+    def _most_restarts(self, error: PenstockError) -> int:
+        if not (isinstance(error, PipelineFailed) and error.is_transient):
+            return 0
+        if not self._once:
+            return self._pipeline.restarts
+        return min(self._pipeline.restarts, _MOST_SLOW_STARTS) if _SLOW_START in str(error.__cause__) else 0
+
+    def _restarting(self, error: PenstockError, pause_s: float) -> None:
+        self._emit(EventName.TRYING_AGAIN, error=str(error), pause_s=pause_s)
+        self.report.restarts += 1
 
     def _alone(self) -> AbstractContextManager[Driver | None]:
         folder = self._places.local()  # elsewhere, a second driver fails to create the files of Spark's checkpoint

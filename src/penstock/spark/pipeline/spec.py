@@ -16,7 +16,8 @@ from penstock.keys import StreamKeys, check_name
 from penstock.plugins import suggestion
 from penstock.settings.binding import Checked, Document
 from penstock.settings.masking import masked_text, secrets_of, without_secrets
-from penstock.spark.pipeline.sink_options import Sink
+from penstock.spark.pipeline.files import normalised
+from penstock.spark.pipeline.sink_options import Delta, Parquet, Sink
 from penstock.spark.pipeline.steps import (
     SOURCE,
     Positive,
@@ -230,12 +231,26 @@ class Pipeline(Checked):
                     f"two sinks are named {sink.name!r}: give each its own name, such as name = "
                     f"'{sink.name}_2', and keep it, because a repeated batch is matched to a sink by name"
                 )
+        self._check_paths()
 
         reached = needed_for(self.steps, self.outputs().values())
         for number in range(1, len(self.steps) + 1):
             if number not in reached:
                 raise ConfigurationError(
                     f"no sink reads step {number}: remove the step, or give it a name and a sink with from = that name"
+                )
+
+    def _check_paths(self) -> None:
+        # A folder of a batch is known by its batch alone, so the second sink would find it written already.
+        found: dict[str, Sink] = {}
+        for sink in self.sinks:
+            if not isinstance(sink, Parquet | Delta):
+                continue
+            other = found.setdefault(normalised(sink.path), sink)
+            if other is not sink and Parquet in (type(sink), type(other)):
+                raise ConfigurationError(
+                    f"sinks {other.name!r} and {sink.name!r} have the same path {sink.path!r}, but a Parquet sink "
+                    "needs its own: use another path, or combine the rows in a step, with UNION ALL, for one sink"
                 )
 
     def outputs(self) -> dict[str, int]:

@@ -9,13 +9,12 @@ after a failure, sinks must not get the rows of the old steps.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock.spark.lake.files import FailPoint
 from penstock.spark.lake.parquet import written
-from penstock.spark.pipeline.files import BatchKey, Files, attempt_of, joined, tidy
+from penstock.spark.pipeline.files import BatchKey, Files, attempt_of, digest, joined, tidy
 from penstock.spark.pipeline.spec import Pipeline
 from penstock.spark.pipeline.steps import needed_for
 
@@ -59,10 +58,10 @@ class Staging:
         return self._files.exists(self._note(sink, key))
 
     def _path(self, rows: DataFrame, key: BatchKey) -> str:
-        return joined(self._folder, f"{key.folder}{_BY}{_digest(self._recipe, rows.schema.simpleString())}")
+        return joined(self._folder, f"{key.folder}{_BY}{digest(self._recipe, rows.schema.simpleString())}")
 
     def _note(self, sink: str, key: BatchKey) -> str:
-        return joined(self._folder, f"{key.folder}{_BEGUN}{_digest(sink)}")
+        return joined(self._folder, f"{key.folder}{_BEGUN}{digest(sink)}")
 
     def put(self, rows: DataFrame, key: BatchKey, mark: FailPoint) -> int:
         """Compute and stage the batch; return its number of rows."""
@@ -109,7 +108,3 @@ def recipe_of(pipeline: Pipeline, step: int) -> str:
     made = [(number, {name: given[name] for name in given if name not in _RETRY_OPTIONS}) for number, given in steps]
     payload = (source.format, source.schema, source.model, source.payload_column, source.columns)
     return repr((payload, pipeline.all_rules(), pipeline.dedup, pipeline.watermark, pipeline.watermark_column, made))
-
-
-def _digest(*texts: str) -> str:
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]

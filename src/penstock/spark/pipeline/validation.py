@@ -16,7 +16,7 @@ from penstock.spark.pipeline.rejected_rows import visible_schema
 from penstock.spark.pipeline.sinks.writer import unwritable
 from penstock.spark.pipeline.spec import Pipeline
 from penstock.spark.runtime.errors import analyzed, listed, one_line, unsteady, without_query_log
-from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.master import is_connect, require_running
 from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.base_stream_reader import check_unlimited
 from penstock.spark.source.catalogue import look, require
@@ -59,6 +59,7 @@ class Validation:
 
     def run(self) -> DataFrame:
         """Return the rows of the trunk, or raise PipelineInvalid."""
+        require_running(self._spark)
         pipeline = self._pipeline
         self._problems += [f"checkpoint: {found}" for found in unwritable(pipeline.checkpoint, files_of(self._spark))]
         with without_query_log():

@@ -27,6 +27,7 @@ from penstock.spark.report.figures import (
 from penstock.spark.report.target import Target, archive_coverage, trimmed
 from penstock.spark.results.source import FORMAT as RESULTS
 from penstock.spark.runtime.errors import normalised_sql
+from penstock.spark.runtime.master import require_running
 from penstock.spark.source.catalogue import StreamState, naming
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class ReportQuery:
 
     def figures(self, progress: Progress = lambda _: None) -> Figures:
         """Compute everything; `progress` gets the name of what is being read."""
+        require_running(self._spark)
         target, states = self._target, self._target.states()
         progress("messages")
         axis = self._axis(states)

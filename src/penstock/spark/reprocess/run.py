@@ -29,7 +29,7 @@ from penstock.spark.reprocess.task import OUTCOME_DDL, PURGED_DDL, PurgeTask, Re
 from penstock.spark.runtime.code_shipping import send_modules
 from penstock.spark.runtime.errors import filtered, normalised_sql, one_line_errors
 from penstock.spark.runtime.link import Link, retry
-from penstock.spark.runtime.master import enough_tasks, is_connect, is_local
+from penstock.spark.runtime.master import enough_tasks, is_connect, is_local, require_running
 from penstock.spark.runtime.option_values import Options
 from penstock.spark.source.catalogue import look
 
@@ -204,6 +204,7 @@ class Reprocess:
 
     def count(self, spark: SparkSession) -> int:
         """Return how many messages are selected."""
+        require_running(spark)
         where = self._selection.where
         with nullcontext() if where is None else one_line_errors(where):
             return self._selection.rows(spark).count()
@@ -217,6 +218,7 @@ class Reprocess:
         letter.
         """
         try:
+            require_running(spark)
             send_modules(spark, [self._work.handler])
             self._selection.check_files(spark)
             is_here = not is_connect(spark) and is_local(spark.sparkContext.master)

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.dead_letter_record import traceback_of
 from penstock.errors import ConfigurationError, DecodeError, EncodeError, HandlerTimeout, summary_of
 from penstock.keys import check_name
 from penstock.model import StreamMessage
@@ -247,7 +248,7 @@ def _failed(row: _Row, error: BaseException | None, attempts: int, started: date
     text = "" if error is None else summary_of(error)
     return Result(
         task_id=row.result, kind=row.kind, status=Status.ERROR, error=text[:_MOST_TEXT], attempts=attempts,
-        started_at=started,
+        started_at=started, traceback=traceback_of(error) or None,
     )  # fmt: skip
 
 

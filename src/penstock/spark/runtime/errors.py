@@ -34,9 +34,15 @@ _CLOCK = re.compile(r"Current(?:Date|Time|Timestamp)|Now|LocalTimestamp|CurBatch
 _TRANSIENT = re.compile(
     r"\b(ConnectionFailed|ConnectionLost|CommandTimeout|ServerBusy|ReadOnlyServer|NotReplicating|OutOfMemory"
     r"|BackendUnavailable|OperationalError|AdminShutdown|CrashShutdown|CannotConnectNow|DeadlockDetected"
-    r"|SerializationFailure|StageDiffers|ExecutorLostFailure|ConnectException|SocketTimeoutException"
-    r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host"
-    r"|Status Code: 5\d\d|AWSServiceThrottledException"
+    r"|SerializationFailure|JdbcUnavailable|terminating connection due to|the database system is"
+    r"|StageDiffers|StoreFailed|ExecutorLostFailure|ConnectException|SocketTimeoutException"
+    r"|Connection (?:refused|reset)|Broken pipe|timed out|No route to host|error sending request"
+    # Other writers of a table: the library of Delta Lake, its jars, and those of Iceberg.
+    r"|CommitConflict|Concurrent\w+Exception|MetadataChangedException|IcebergBusy|CommitFailedException"
+    # Object stores and catalogues, as Java, deltalake and pyarrow spell it. 501: the store lacks a feature.
+    r"|[Ss]tatus [Cc]ode: (?:429|5(?!01)\d\d)|AWSServiceThrottledException"
+    r"|AWS Error (?:NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|THROTTLING|REQUEST_TIMEOUT)"
+    r"|ServiceUnavailableError|TooManyRequestsError|CommitStateUnknownException"
     r"|Python worker (?:exited unexpectedly|failed to connect back))\b"
 )
 _MOST = 600

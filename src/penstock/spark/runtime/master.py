@@ -6,10 +6,10 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +31,31 @@ def is_local(master: str | None) -> bool:
 def is_connect(spark: SparkSession) -> bool:
     """Returns whether the session is a client of a Spark Connect server. No import: that would need grpcio."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+class SparkStopped(PenstockError):
+    """A session is used after it was stopped."""
+
+
+def require_running(spark: SparkSession) -> None:
+    """Raise SparkStopped if the session was stopped, by its user or because its cluster ended the application."""
+    if _is_stopped(spark):
+        raise SparkStopped(
+            "the Spark session was stopped, by stop() or by its cluster: start another one, with "
+            "penstock.spark.session() after stop()"
+        )
+
+
+def _is_stopped(session: Any) -> bool:
+    if is_connect(session):
+        return bool(session.is_stopped)
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    java = session.sparkContext._jsc  # noqa: SLF001 - what the cluster stopped, only Java knows
+    try:
+        return java is None or bool(java.sc().isStopped())
+    except (Py4JError, OSError):  # Java itself is gone
+        return True
 
 
 def enough_tasks(spark: SparkSession) -> int:

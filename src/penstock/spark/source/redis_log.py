@@ -9,7 +9,7 @@ read together with the first entry of the stream: unless that comes after the st
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +48,7 @@ class Scanner:
     fetch_size: int = 1_000
     retry_timeout_s: float = 60.0
     fail_on_data_loss: bool = True
+    on_loss: Callable[[IdRange], None] = lambda _: None  # called with ids whose entries are gone, if that is no failure
 
     def pages(self, ranges: Sequence[IdRange]) -> Iterator[Page]:
         """Return the entries of the ranges, one range after the other."""
@@ -77,8 +78,10 @@ class Scanner:
     def _rest(self, piece: IdRange, first: list[Entry], entries: list[Entry]) -> Iterator[Page]:
         cursor, rank = piece.after, piece.rank
         while True:
-            if not first or ids.parse(first[0][0].decode()) > ids.parse(cursor):
-                self._check(piece.stream, Position(cursor, rank))
+            may_lack = not first or ids.parse(first[0][0].decode()) > ids.parse(cursor)
+            if may_lack and self._has_lost(piece.stream, Position(cursor, rank)):
+                upto = ids.before(entries[0][0].decode()) if entries else piece.upto
+                self.on_loss(IdRange(piece.stream, cursor, upto))
             if entries:
                 yield piece.stream, entries
             if len(entries) < self.fetch_size:
@@ -97,12 +100,14 @@ class Scanner:
         replies = retry(lambda: checked(read_many(self.client, questions)), self.retry_timeout_s)
         return list(zip(replies[1::2], replies[::2], strict=True))
 
-    def _check(self, stream: str, at: Position) -> None:
+    def _has_lost(self, stream: str, at: Position) -> bool:
+        """Return whether entries after a position are gone; raise DataLost if the query must not continue then."""
         state = retry(lambda: look(self.client, [stream]), self.retry_timeout_s)[stream]
         gap = find_gap(stream, at, state)
         if gap is not None:
             hint = "Set option failOnDataLoss=false to continue without them"
             report_loss(gap, hint, fails=self.fail_on_data_loss)
+        return gap is not None
 
 
 class Reading(Protocol):
@@ -140,15 +145,15 @@ class RedisLog:
         if not options.wait_for_streams and not options.selection.is_pattern and options.view == "entries":
             require(states, self.client)
 
-    def scanner(self) -> Reading:
+    def scanner(self, on_loss: Callable[[IdRange], None] = lambda _: None) -> Reading:
         """Return what reads in this process."""
-        return self.hot_scanner()
+        return self.hot_scanner(on_loss)
 
-    def hot_scanner(self) -> Scanner:
+    def hot_scanner(self, on_loss: Callable[[IdRange], None]) -> Scanner:
         """Return what reads from Redis in this process."""
         options = self.options
         timeout_s = options.retry_timeout.total_seconds()
-        return Scanner(self.client, options.fetch_size, timeout_s, options.fail_on_data_loss)
+        return Scanner(self.client, options.fetch_size, timeout_s, options.fail_on_data_loss, on_loss)
 
     def start(self, stream: str, bound: Bound, state: StreamState | None) -> Position:
         """Return the position after which reading begins."""
@@ -259,11 +264,16 @@ def group_position(client: StreamClient, stream: str, group: str) -> str:
     return str(found[b"last-delivered-id"].decode())
 
 
-def read_ranges(options: SourceOptions, rows: RowBuilder, ranges: Sequence[IdRange]) -> Iterator[pa.RecordBatch]:
-    """Return the rows of some ranges, one range after the other."""
+def read_ranges(
+    options: SourceOptions,
+    rows: RowBuilder,
+    ranges: Sequence[IdRange],
+    on_loss: Callable[[IdRange], None] = lambda _: None,
+) -> Iterator[pa.RecordBatch]:
+    """Return the rows of some ranges, one range after the other; `on_loss` is called as a Scanner calls it."""
     pages: list[Page] = []
     count = 0
-    for page in log_of(options).scanner().pages(ranges):
+    for page in log_of(options).scanner(on_loss).pages(ranges):
         pages.append(page)
         count += len(page[1])
         if count >= options.batch_rows:

@@ -61,6 +61,20 @@ class DeadLetterBackoff:
         return delay_ms
 
 
+def log_dead_letter(
+    logger: logging.Logger, source: str, group: str, entry: Rejected, reason: Reason, what: str
+) -> None:
+    """Log that an entry was dead-lettered; `what` names it."""
+    error = "" if entry.error is None else text_of(entry.error, repr)
+    logger.log(
+        logging.WARNING if reason is Reason.EXPIRED else logging.ERROR,
+        "%s%s: %s was dead-lettered (%s) in attempt %d%s",
+        source, group and f"/{group}", what, reason.value, entry.attempts, error and f": {error}",
+        exc_info=entry.error,
+        extra={"stream": source, "group": group, "id": entry.id, "attempt": entry.attempts, "reason": reason.value},
+    )  # fmt: skip
+
+
 class DeadLetterMover:
     """Moves entries of one stream to its dead letters, then calls the user's hook.
 
@@ -118,16 +132,7 @@ class DeadLetterMover:
 
     def _tell(self, entry: Rejected, reason: Reason, message: StreamMessage | None) -> None:
         error = "" if entry.error is None else text_of(entry.error, repr)
-        self._logger.log(
-            logging.WARNING if reason is Reason.EXPIRED else logging.ERROR,
-            "%s%s: message %s was dead-lettered (%s) in attempt %d%s",
-            self._source, self._group and f"/{self._group}", entry.id, reason.value, entry.attempts,
-            error and f": {error}", exc_info=entry.error,
-            extra={
-                "stream": self._source, "group": self._group, "id": entry.id, "attempt": entry.attempts,
-                "reason": reason.value,
-            },
-        )  # fmt: skip
+        log_dead_letter(self._logger, self._source, self._group, entry, reason, f"message {entry.id}")
         self._emit(EventName.DEAD_LETTERED, id=entry.id, reason=reason.value, error=error)
         if self._hook is None or message is None:
             return

@@ -22,7 +22,7 @@ from penstock.ops.payloads import encoded, shown
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.delivery.dead_letters import DeadLetters, DeadLetterStream
-from penstock.sync.ops.catalogue import Catalogue, Look, checked_id, checked_text, kind_of
+from penstock.sync.ops.catalogue import Catalogue, Look, checked_text, kind_of
 from penstock.sync.ops.entries import LOOKED_AT, EntryRange, read_entries, read_entry
 from penstock.sync.ops.model import (
     DeadLetterFilter,
@@ -176,8 +176,7 @@ class DeadLetterStreams:
         start = f"{matching.since_ms}-0" if matching.since_ms else "-"
         end = str(matching.until_ms) if matching.until_ms is not None else "+"
         if cursor:
-            checked_id(cursor)
-            start, end = (start, f"({cursor}") if newest_first else (f"({cursor}", end)
+            start, end = (start, ids.before(cursor)) if newest_first else (ids.after(cursor), end)
         ends = (end, start) if newest_first else (start, end)
         wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(matching.text or ""), fields)
         rows, further = read_entries(self._client, place.key, wanted)

@@ -5,34 +5,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PermissionDenied, ServerError
 from penstock.ops.findings import (
     consumer_findings,
     foreign_ids,
     hash_tags,
-    keyspace_events,
-    known_holes,
-    lacking,
     many_groups,
-    open_server,
     pinned,
-    roles_in_use,
-    server_findings,
     short_locks,
     unbounded_dead_letters,
     without_echoes,
     without_live_consumers,
 )
-from penstock.ops.rights import Place, missing_commands, rights_of
+from penstock.ops.rights import Place, RoleName, missing_commands, rights_of
+from penstock.ops.server_findings import (
+    keyspace_events,
+    known_holes,
+    lacking,
+    not_examined,
+    open_server,
+    roles_in_use,
+    server_findings,
+    unread_settings,
+)
+from penstock.redis.topology import Sentinels, directory_of
 from penstock.sync.ops.model import Finding, ServiceInfo, Severity, StreamInfo
+from penstock.sync.redis.reading import ask
 
 if TYPE_CHECKING:
     from penstock.sync.ops.inspector import Inspector
 
 _ORDER = [Severity.ERROR, Severity.WARNING, Severity.INFO, Severity.OK]
 _MOST_LOCKS = 500
+_ROLES_OF_PEOPLE = (RoleName.READONLY, RoleName.OPERATOR)
 
 
 class Doctor:
@@ -50,8 +57,8 @@ class Doctor:
         consumers = inspector.workers.consumers()
         for server in servers:
             found += [*server_findings(server), *known_holes(server)]
-            found += keyspace_events(server, services)
-        found += self._rights(streams, services)
+            found += [*keyspace_events(server, services), *unread_settings(server, services)]
+        found += [*self._rights(streams, services), *self._unread_streams(streams)]
         if inspector.client.is_cluster:
             found += hash_tags(streams)
         found += self._short_locks(services)
@@ -72,22 +79,49 @@ class Doctor:
         client = self._inspector.client
         try:
             user = (client.call("", "ACL", "WHOAMI")).decode(errors="replace")
-            told = client.call("", "ACL", "GETUSER", user)
+            described = self._user(user)
+            default = described if user == "default" else self._user("default")
         except (PermissionDenied, ServerError):
-            return []  # a user who may not ask has few rights, as it should be
-        described = {told[i]: told[i + 1] for i in range(0, len(told), 2)}
+            where = f"user {client.settings.username or 'default'}"
+            what = "its rights, and whether the user default has a password"
+            return [not_examined(where, what, "ACL WHOAMI and ACL GETUSER")]
         rules = described.get(b"commands", b"").decode(errors="replace")
-        found = open_server(user, described.get(b"flags", []))
+        found = open_server(default.get(b"flags", []))
+        if rules.startswith("-@all") and not all(self._lacks(role, rules) for role in _ROLES_OF_PEOPLE):
+            return found  # who looks or repairs does not do the work
         for role in roles_in_use(streams, services):
-            rights = rights_of(role, Place(("*",), ("*",), ("*",), is_cluster=client.is_cluster))
-            found += lacking(user, role, missing_commands(rights, rules))
+            found += lacking(user, role, self._lacks(role, rules))
         return found
+
+    def _user(self, name: str) -> dict[bytes, Any]:
+        told = self._inspector.client.call("", "ACL", "GETUSER", name)
+        return {told[i]: told[i + 1] for i in range(0, len(told or ()), 2)}
+
+    def _lacks(self, role: RoleName, rules: str) -> list[str]:
+        is_cluster = self._inspector.client.is_cluster
+        return missing_commands(rights_of(role, Place(("*",), ("*",), ("*",), is_cluster=is_cluster)), rules)
+
+    def _unread_streams(self, streams: Sequence[StreamInfo]) -> list[Finding]:
+        inspector, seen = self._inspector, {stream.name for stream in streams}
+        unseen = [name for name in inspector.streams.names() if name not in seen]
+        keys = [inspector.streams.key(name) for name in unseen]
+        replies = ask(inspector.client, [(key, ("EXISTS", key)) for key in keys])
+        refused = [name for name, reply in zip(unseen, replies, strict=True) if isinstance(reply, PermissionDenied)]
+        if not refused:
+            return []
+        what = f"{len(refused)} of {len(refused) + len(seen)} streams, such as {refused[0]}"
+        return [not_examined("streams", what, "the keys of these streams")]
 
     def _short_locks(self, services: Sequence[ServiceInfo]) -> list[Finding]:
         found: list[Finding] = []
-        timeout_ms = self._inspector.servers.failover_ms() if services else None
-        if timeout_ms is None:
+        client = self._inspector.client
+        if not services or not (client.is_cluster or isinstance(directory_of(client.settings), Sentinels)):
             return []
+        timeout_ms = self._inspector.servers.failover_ms()
+        if timeout_ms is None:
+            what = "whether the locks of balanced services last longer than a failover takes"
+            right = "CONFIG GET" if client.is_cluster else "SENTINEL MASTER at a Sentinel that is reachable"
+            return [not_examined("services", what, right)]
         for service in services:
             page = self._inspector.services.streams(service.name, is_waiting=False, limit=_MOST_LOCKS)
             found += short_locks(service.name, page.items, timeout_ms)

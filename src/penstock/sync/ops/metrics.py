@@ -14,6 +14,7 @@ from penstock import ids
 from penstock.errors import ConfigurationError
 from penstock.sync.ops.model import GroupInfo, GroupLag, Overview, ReaderPosition, StreamInfo, StreamKind, TaskQueueInfo
 from penstock.sync.ops.sampler import Sampler
+from penstock.sync.ops.streams import dead_letters_of
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -92,9 +93,12 @@ def _stream_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
         (([each.name], each.entries_added) for each in streams if each.entries_added is not None), MOST_STREAMS,
     )  # fmt: skip
     yield _gauges(
+        "penstock_stream_groups_unlisted", "Groups of a stream beyond the first 64, which have no metrics.", _STREAM,
+        (([each.name], more) for each in streams if (more := each.groups_count - len(each.groups)) > 0), MOST_STREAMS,
+    )  # fmt: skip
+    yield _gauges(
         "penstock_dead_letters", "Dead letters.", ["stream", "owner"],
-        (([each.name, each.owner], each.length) for each in streams if each.kind is StreamKind.DEAD_LETTERS),
-        MOST_STREAMS,
+        (([name, owner], count) for name, (owner, count) in dead_letters_of(streams).items()), MOST_STREAMS,
     )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ class Sampler:
         check_number("keep_streams", keep_streams)
         self._inspector, self._every_s, self._match = inspector, every_s, match
         self._samples: deque[Sample] = deque(maxlen=keep)
+        self._taken = 0
         self._points: dict[str, deque[StreamPoint]] = {}
         self._positions: dict[tuple[str, str], deque[GroupPosition]] = {}
         self._added: dict[str, tuple[StreamInfo, int]] = {}  # what was added since, where the server does not count
@@ -92,7 +93,9 @@ class Sampler:
             if not self._samples or not self._samples[-1].error:  # once for each outage
                 logger.warning("cannot take a sample: %s", error, exc_info=not is_expected)
             text = str(error) if is_expected else summary_of(error)
-            sample = Sample(time.time_ns() // 1_000_000, Totals(), error=text)
+            sample = Sample(time.time_ns() // 1_000_000, Totals(), error=text)  # the server's clock cannot be asked
+        self._taken += 1
+        sample = replace(sample, number=self._taken)
         self._samples.append(sample)
         self._sampled.set()
         return sample

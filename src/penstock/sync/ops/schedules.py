@@ -9,15 +9,18 @@ from penstock import envelope
 from penstock.errors import DecodeError, NotFound
 from penstock.keys import TaskKeys
 from penstock.redis.retry import Repeat
+from penstock.sync.ops.entries import LONGEST_KIND, read_bodies
 from penstock.sync.ops.model import ScheduleInfo, TaskState
 from penstock.sync.ops.tasks import TaskQueues, lanes_of
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.redis.reading import scan
 from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.task import Task
 
 _CRON = "cron."
+_MOST_SCANS = 100  # steps through the scheduled tasks when searching for schedules
+_MOST_KINDS = 1_000  # schedules whose tasks are looked at
 _NO_TASK = (1 << 62, "")  # after all others
-_SCANNED, _SCANS = 1_000, 100  # scheduled tasks per step, and steps, when searching for schedules
 
 
 class Schedules:
@@ -32,43 +35,41 @@ class Schedules:
     def of(self, queue: str) -> list[ScheduleInfo]:
         """Return the schedules whose next task is on the queue, and those that are paused, by time.
 
-        Workers add the next task of a schedule ahead of its time, also while the schedule is paused. Raises NotFound
-        if there is no such queue.
+        Workers add the next task of a schedule ahead of its time, also while the schedule is paused. The kinds of the
+        first thousand are known. Raises NotFound if there is no such queue.
         """
         keys = self._keys(queue)
         lanes_of(self._client, keys, queue)
         flat = self._client.call(keys.paused, "HGETALL", keys.paused)
         paused = {envelope.text(flat[at]): envelope.number(flat[at + 1]) or 0 for at in range(0, len(flat), 2)}
         due = self._next_tasks(queue)
-        kinds = self._kinds(keys, {name: task_id for name, (_, task_id) in due.items()})
+        by_time = sorted(due.items(), key=lambda each: each[1])
+        kinds = self._kinds(keys, {name: task_id for name, (_, task_id) in by_time[:_MOST_KINDS]})
         found = [
-            ScheduleInfo(queue, name, task_id, at_ms, kinds[name], name in paused, paused.get(name))
-            for name, (at_ms, task_id) in sorted(due.items(), key=lambda each: each[1])
+            ScheduleInfo(queue, name, task_id, at_ms, kinds.get(name, ""), name in paused, paused.get(name))
+            for name, (at_ms, task_id) in by_time
         ]
         gone = sorted(paused.keys() - due.keys())
         return found + [ScheduleInfo(queue, name, "", None, "", True, paused[name]) for name in gone]
 
     def _next_tasks(self, queue: str) -> dict[str, tuple[int, str]]:
         """Return when the next task of each schedule is due, and its id."""
-        key, cursor, found = self._keys(queue).due, "0", dict[str, tuple[int, str]]()
-        for _ in range(_SCANS):
-            answer = self._client.call(key, "ZSCAN", key, cursor, "MATCH", f"{_CRON}*", "COUNT", _SCANNED)
-            for raw, score in zip(answer[1][::2], answer[1][1::2], strict=True):
-                task_id = envelope.text(raw)
-                name = task_id.removeprefix(_CRON).rpartition(".")[0]
-                if name:
-                    found[name] = min(found.get(name, _NO_TASK), (int(float(score)), task_id))
-            cursor = envelope.text(answer[0])
-            if cursor == "0":
-                break
+        found = dict[str, tuple[int, str]]()
+        flat, _ = scan(self._client, "ZSCAN", self._keys(queue).due, f"{_CRON}*", _MOST_SCANS)
+        for raw, score in zip(flat[::2], flat[1::2], strict=True):
+            task_id = envelope.text(raw)
+            name = task_id.removeprefix(_CRON).rpartition(".")[0]
+            if name:
+                found[name] = min(found.get(name, _NO_TASK), (int(float(score)), task_id))
         return found
 
     def _kinds(self, keys: TaskKeys, task_ids: dict[str, str]) -> dict[str, str]:
-        if not task_ids:
-            return {}
-        bodies = self._client.call(keys.bodies, "HMGET", keys.bodies, *task_ids.values())
-        kinds = [envelope.text((body or b"").partition(b"\0")[0]) for body in bodies]
-        return dict(zip(task_ids, kinds, strict=True))
+        names, kinds = list(task_ids), dict[str, str]()
+        while left := names[len(kinds) :]:
+            bodies = read_bodies(self._client, keys.bodies, [task_ids[name] for name in left], LONGEST_KIND)
+            of_kind = (envelope.text(body.partition(b"\0")[0]) for body, _ in bodies)
+            kinds |= dict(zip(left, of_kind, strict=False))
+        return kinds
 
     def _one(self, queue: str, name: str) -> ScheduleInfo:
         for schedule in self.of(queue):

@@ -58,7 +58,7 @@ def _server_info(connection: Connection) -> ServerInfo:
     info = parse_info("" if isinstance(told, PenstockError) else told.decode(errors="replace"))
     config = {name: _setting(reply) for name, reply in zip(_SETTINGS, settings, strict=True)}
     is_append_only = info.get("aof_enabled")
-    replicas = config["min-replicas-to-write"]
+    replicas = (config["min-replicas-to-write"] or "").encode()
     return ServerInfo(
         address=connection.where,
         product="Valkey" if "valkey_version" in info else "Redis",
@@ -76,7 +76,8 @@ def _server_info(connection: Connection) -> ServerInfo:
         last_save_ok=info.get("rdb_last_bgsave_status", "ok") == "ok"
         and info.get("aof_last_write_status", "ok") == "ok",
         replicas=_number(info, "connected_slaves"),
-        min_replicas=int(replicas) if replicas and replicas.isdigit() else None,
+        # INFO has this field while the setting is not 0: the number is in CONFIG, which few users may read.
+        min_replicas=0 if info and "min_slaves_good_slaves" not in info else envelope.number(replicas),
         clients=_number(info, "connected_clients"),
         blocked_clients=_number(info, "blocked_clients"),
         ops_per_s=_number(info, "instantaneous_ops_per_sec"),

@@ -15,7 +15,16 @@ from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.ops.payloads import Row, fields_of, shown
 from penstock.redis.blocking import Reply
-from penstock.sync.ops.catalogue import Catalogue, GroupLook, Look, checked_id, checked_text, kind_of, missing_stream
+from penstock.sync.ops.catalogue import (
+    MOST_GROUPS,
+    Catalogue,
+    GroupLook,
+    Look,
+    checked_id,
+    checked_text,
+    kind_of,
+    missing_stream,
+)
 from penstock.sync.ops.entries import EntryRange, read_entries, read_entry
 from penstock.sync.ops.lag import LIST_STEPS, VERDICT_STEPS, measure
 from penstock.sync.ops.model import Entry, FieldValue, GroupInfo, GroupKind, Page, StreamInfo, StreamKind, Totals
@@ -77,10 +86,11 @@ class Streams:
         return None if reply is None or isinstance(reply, PenstockError) else int(reply)
 
     def look(
-        self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS, *, only_group: str = ""
-    ) -> list[StreamInfo]:
-        """Return those streams that exist, with all their groups or one; each hundred takes a few round trips."""
-        looks = list((self._catalogue.look(names, only_group=only_group)).values())
+        self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS, *,
+        most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0,
+    ) -> list[StreamInfo]:  # fmt: skip
+        """Return those streams that exist, with their groups or one; each hundred takes a few round trips."""
+        looks = list((self._catalogue.look(names, most_groups, only_group, first_group)).values())
         groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
         lags = measure(self._client, groups, lag_steps)
         waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]
@@ -175,8 +185,7 @@ class Streams:
         check_number("max_value_bytes", max_value_bytes)
         key, first, last = self._catalogue.keys(name).stream, bound(start), bound(end)
         if cursor:
-            checked_id(cursor)
-            first, last = (first, f"({cursor}") if newest_first else (f"({cursor}", last)
+            first, last = (first, ids.before(cursor)) if newest_first else (ids.after(cursor), last)
         ends = (last, first) if newest_first else (first, last)
         wanted = EntryRange(*ends, limit, max_value_bytes, newest_first, checked_text(text))
         rows, further = read_entries(self._client, key, wanted)
@@ -242,9 +251,23 @@ def totals(streams: Sequence[StreamInfo]) -> Totals:
         lag=sum(group.lag.count for group in groups),
         is_lag_exact=all(group.lag.is_exact for group in groups),
         retries_waiting=sum(group.retries_waiting for group in groups),
-        dead_letters=sum(stream.length for stream in streams if stream.kind is StreamKind.DEAD_LETTERS),
+        dead_letters=sum(count for _, count in dead_letters_of(streams).values()),
         oldest_unread_s=max((group.lag.age_s for group in groups), default=0.0),
     )
+
+
+def dead_letters_of(streams: Sequence[StreamInfo]) -> dict[str, tuple[str, int]]:
+    """Return the dead-letter streams among streams, and those of the streams: by name, with owner and length each.
+
+    A pattern that matches a stream need not match its dead letters.
+    """
+    of_sources = {
+        each.dead_letters_stream: (each.owner or each.name, each.dead_letters)
+        for each in streams
+        if each.dead_letters_stream
+    }
+    listed = {each.name: (each.owner, each.length) for each in streams if each.kind is StreamKind.DEAD_LETTERS}
+    return of_sources | listed
 
 
 _NO_WORK = {StreamKind.DEAD_LETTERS, StreamKind.RESULTS, StreamKind.QUEUE_LOG}

@@ -13,19 +13,20 @@ from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.ops.payloads import Row
 from penstock.redis.retry import Repeat
-from penstock.sync.ops.catalogue import Catalogue, checked_id, queue_name
-from penstock.sync.ops.entries import EntryRange, read_entries
+from penstock.sync.ops.catalogue import Catalogue, checked_id, escaped, queue_name
+from penstock.sync.ops.entries import LONGEST_KIND, EntryRange, read_bodies, read_entries
 from penstock.sync.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import ask
-from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
+from penstock.sync.redis.reading import ask, scan
+from penstock.sync.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, runs_elsewhere
 from penstock.sync.tasks.gauges import read_gauges
 from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.task import Result, Status, Task, check_id, decode_result
-from penstock.tasks.lanes import suffix_of
+from penstock.tasks.lanes import DEFAULT, Lane, suffix_of
 from penstock.tasks.listed import QueueGauges
 
-_LARGEST = 1 << 20  # bytes of a task that is shown
+_MOST_AT_ONCE = 1_000  # tasks of one page
+_MOST_SCANS = 1_000  # steps in which the beginning of an id is looked for
 
 
 class TaskQueues:
@@ -61,18 +62,20 @@ class TaskQueues:
 
     def tasks(
         self, queue: str, state: TaskState = TaskState.QUEUED, *, kind: str | None = None, limit: int = 50,
-        cursor: str = "",
+        cursor: str = "", max_value_bytes: int = 1 << 20,
     ) -> Page[TaskInfo]:  # fmt: skip
         """Return tasks in a state: queued, running, waiting, scheduled or done; those of one kind if it is given.
 
-        Lane by lane and oldest first; of those that are done the newest first. Dead ones are dead letters.
+        Lane by lane and oldest first; of those that are done the newest first. Dead ones are dead letters. Of each task
+        or result no more than `max_value_bytes` are read.
         """
         check_number("limit", limit)
-        lanes = self._lanes(queue)
+        check_number("max_value_bytes", max_value_bytes)
+        lanes, limit = self._lanes(queue), min(limit, _MOST_AT_ONCE)
         if state is TaskState.SCHEDULED:
-            return self._scheduled(queue, kind, limit, cursor)
+            return self._scheduled(queue, kind, limit, cursor, max_value_bytes)
         if state is TaskState.DONE:
-            return self._done(queue, kind, limit, cursor)
+            return self._done(queue, kind, limit, cursor, max_value_bytes)
         if state not in {TaskState.QUEUED, TaskState.RUNNING, TaskState.WAITING}:
             raise ConfigurationError(f"state={state.value!r} must be queued, running, waiting, scheduled or done")
         first, _, after = cursor.partition(" ")
@@ -81,18 +84,20 @@ class TaskQueues:
             if len(found) >= limit:
                 return Page(tuple(found), f"{lane} ")
             start = checked_id(after) if lane == first and after else ""
-            of_lane, further = read(queue, lane, state, limit - len(found), start)
+            of_lane, further = read(queue, lane, state, limit - len(found), start, max_value_bytes)
             found += (task for task in of_lane if kind in {None, task.kind})
             if further:
                 return Page(tuple(found), f"{lane} {further}")
         return Page(tuple(found))
 
-    def _queued(self, queue: str, lane: str, _: TaskState, limit: int, cursor: str) -> tuple[list[TaskInfo], str]:
+    def _queued(
+        self, queue: str, lane: str, _: TaskState, limit: int, cursor: str, max_value_bytes: int
+    ) -> tuple[list[TaskInfo], str]:
         stream = self._keys(queue).tasks(suffix_of(lane)).stream
         start = cursor or self._last_delivered(stream, queue)
-        rows, further = read_entries(self._client, stream, EntryRange(f"({start}", "+", limit, _LARGEST))
-        found = [self._task(queue, lane, TaskState.QUEUED, _flat(row)) for row in rows]
-        return [task for task in found if task is not None], further
+        wanted = EntryRange(ids.after(start), "+", limit, max_value_bytes)
+        rows, further = read_entries(self._client, stream, wanted)
+        return [self._task(queue, lane, TaskState.QUEUED, row) for row in rows], further
 
     def _last_delivered(self, stream: str, group: str) -> str:
         groups = self._client.call(stream, "XINFO", "GROUPS", stream) if self._exists(stream) else []
@@ -103,7 +108,9 @@ class TaskQueues:
     def _exists(self, key: str) -> bool:
         return bool(self._client.call(key, "EXISTS", key))
 
-    def _in_hand(self, queue: str, lane: str, state: TaskState, limit: int, cursor: str) -> tuple[list[TaskInfo], str]:
+    def _in_hand(
+        self, queue: str, lane: str, state: TaskState, limit: int, cursor: str, max_value_bytes: int
+    ) -> tuple[list[TaskInfo], str]:
         streams = self._keys(queue).tasks(suffix_of(lane))
         stream, start = streams.stream, f"({cursor}" if cursor else "-"
         try:
@@ -120,51 +127,68 @@ class TaskQueues:
                 (stream, ("HMGET", streams.attempts(queue), *names)),
             ],
         )
-        wanted = [
-            (row, score, envelope.number(runs))
+        wanted = {
+            row[0]: (row, score, envelope.number(runs))
             for row, score, runs in zip(rows, due, begun, strict=True)
             if (score is not None) == (state is TaskState.WAITING)
-        ]
-        bodies = ask(self._client, [(stream, ("XRANGE", stream, row[0], row[0])) for row, _, _ in wanted])
+        }
+        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=[name.decode() for name in wanted])
+        entries, further = read_entries(self._client, stream, chosen) if wanted else ([], "")
         found = []
-        for (row, score, runs), body in zip(wanted, bodies, strict=True):
-            task = self._task(queue, lane, state, body[0][1]) if body else None
-            if task is not None:
-                due_at_ms = None if score is None else int(float(score))
-                attempts = int(row[3]) if runs is None else runs
-                consumer = envelope.text(row[1])
-                found.append(
-                    replace(task, attempts=attempts, consumer=consumer, idle_ms=int(row[2]), due_at_ms=due_at_ms)
-                )
-        return found, rows[-1][0].decode() if len(rows) == limit else ""
+        for entry in entries:
+            row, score, runs = wanted[entry[0]]
+            task, due_at_ms = self._task(queue, lane, state, entry), None if score is None else int(float(score))
+            attempts, consumer = int(row[3]) if runs is None else runs, envelope.text(row[1])
+            found.append(replace(task, attempts=attempts, consumer=consumer, idle_ms=int(row[2]), due_at_ms=due_at_ms))
+        return found, further or (rows[-1][0].decode() if len(rows) == limit else "")
 
-    def _scheduled(self, queue: str, kind: str | None, limit: int, cursor: str) -> Page[TaskInfo]:
+    def _scheduled(self, queue: str, kind: str | None, limit: int, cursor: str, max_value_bytes: int) -> Page[TaskInfo]:
         keys, start = self._keys(queue), envelope.number(cursor) or 0
         flat = self._client.call(keys.due, "ZRANGE", keys.due, start, start + limit - 1, "WITHSCORES")
         names, scores = flat[::2], flat[1::2]
-        bodies = self._client.call(keys.bodies, "HMGET", keys.bodies, *names) if names else []
+        places = self._client.call(keys.index, "HMGET", keys.index, *names) if names else []
+        bodies = read_bodies(self._client, keys.bodies, names, max_value_bytes + LONGEST_KIND)
         found = []
-        for name, score, body in zip(names, scores, bodies, strict=True):
-            packed = body.partition(b"\0")[2] if body else b""
-            task = self._task(queue, "", TaskState.SCHEDULED, [b"data", packed, TASK_ID.encode(), name])
-            if task is not None and kind in {None, task.kind}:
+        for name, score, place, (body, size) in zip(names, scores, places, bodies, strict=False):
+            of_kind, _, packed = body.partition(b"\0")
+            row = [name, b"data", packed, size - len(of_kind) - 1, *_whole(TASK_ID, name), *_whole(KIND, of_kind)]
+            task = self._task(queue, _lane_of(place), TaskState.SCHEDULED, row)
+            if kind in {None, task.kind}:
                 found.append(replace(task, due_at_ms=int(float(score))))
-        return Page(tuple(found), str(start + limit) if len(names) == limit else "")
+        is_more = len(names) == limit or len(bodies) < len(names)
+        return Page(tuple(found), str(start + len(bodies)) if is_more else "")
 
-    def _done(self, queue: str, kind: str | None, limit: int, cursor: str) -> Page[TaskInfo]:
+    def _done(self, queue: str, kind: str | None, limit: int, cursor: str, max_value_bytes: int) -> Page[TaskInfo]:
         results = self._keys(queue).results
-        start = f"({checked_id(cursor)}" if cursor else "+"
-        wanted = EntryRange(start, "-", limit, _LARGEST, newest_first=True)
+        start = ids.before(cursor) if cursor else "+"
+        wanted = EntryRange(start, "-", limit, max_value_bytes, newest_first=True)
         rows, further = read_entries(self._client, results, wanted)
-        found = [task for row in rows for task in _results(queue, _flat(row)) if kind in {None, task.kind}]
+        found = [task for row in rows for task in _results(queue, row) if kind in {None, task.kind}]
         return Page(tuple(found), further)
 
-    def _task(self, queue: str, lane: str, state: TaskState, fields: Sequence[bytes]) -> TaskInfo | None:
-        entries = TaskEntries(self._keys(queue), self._client.protection)
+    def _task(self, queue: str, lane: str, state: TaskState, row: Row) -> TaskInfo:
+        fields = [part for at in range(1, len(row), 3) for part in (row[at], row[at + 1])]
         try:
-            return _task_info(queue, lane, state, entries.read(list(fields)))
+            return _task_info(queue, lane, state, TaskEntries(self._keys(queue), self._client.protection).read(fields))
         except Malformed as error:
-            return TaskInfo(queue, error.task_id, state, error.kind, lane, error=str(error))
+            found = TaskInfo(queue, error.task_id, state, error.kind, lane, error=str(error))
+            if all(int(row[at + 2]) <= len(row[at + 1]) for at in range(1, len(row), 3)):
+                return found
+            place, runs = Lane.parse(lane) or DEFAULT, runs_elsewhere(envelope.as_mapping(fields))
+            return replace(
+                found, error="", is_cut=True, attempts=runs or 0, priority=place.priority.value,
+                requires=tuple(sorted(place.requires)),
+            )  # fmt: skip
+
+    def begin_with(self, queue: str, text: str) -> tuple[list[str], bool]:
+        """Return the ids of tasks that begin with a text, open or with a result, and whether all were looked at."""
+        self._lanes(queue)
+        keys, found, is_complete = self._keys(queue), set[str](), True
+        for key in (keys.index, keys.done):
+            flat, is_all = scan(self._client, "HSCAN", key, f"{escaped(text)}*", _MOST_SCANS)
+            found |= {envelope.text(name) for name in flat[::2]}
+            is_complete &= is_all
+        return sorted(found), is_complete
 
     def status(self, queue: str, task_id: str) -> TaskInfo:
         """Return where a task is; its state is UNKNOWN if the queue has never heard of it, or not any more."""
@@ -181,12 +205,9 @@ class TaskQueues:
         if entry_id == "-":
             [body] = ask(self._client, [(keys.bodies, ("HGET", keys.bodies, task_id))])
             packed = body.partition(b"\0")[2] if body else b""
-            found = self._task(queue, lane, TaskState.SCHEDULED, [b"data", packed, TASK_ID.encode(), task_id.encode()])
-            return (
-                replace(found, due_at_ms=None if due is None else int(float(due)))
-                if found
-                else _unknown(queue, task_id)
-            )
+            row = [b"", *_whole(envelope.DATA, packed), *_whole(TASK_ID, task_id.encode())]
+            found = self._task(queue, lane, TaskState.SCHEDULED, row)
+            return replace(found, due_at_ms=None if due is None else int(float(due)))
         return self._open(queue, task_id, entry_id, lane)
 
     def _open(self, queue: str, task_id: str, entry_id: str, lane: str) -> TaskInfo:
@@ -203,9 +224,10 @@ class TaskQueues:
         )
         is_pending = isinstance(pending, list) and bool(pending)
         state = TaskState.QUEUED if not is_pending else TaskState.RUNNING if due is None else TaskState.WAITING
-        found = self._task(queue, lane, state, body[0][1]) if isinstance(body, list) and body else None
-        if found is None:
+        if not isinstance(body, list) or not body:
             return _unknown(queue, task_id)
+        fields = zip(body[0][1][::2], body[0][1][1::2], strict=True)
+        found = self._task(queue, lane, state, [b"", *(part for each in fields for part in (*each, len(each[1])))])
         if not is_pending:
             return found
         attempts = envelope.number(runs)
@@ -296,20 +318,29 @@ def _result_info(queue: str, result: Result) -> TaskInfo:
     )  # fmt: skip
 
 
-def _results(queue: str, fields: Sequence[bytes]) -> list[TaskInfo]:
+def _results(queue: str, row: Row) -> list[TaskInfo]:
     """Return the results of one entry: several may be written together."""
-    found, task_id = [], ""
-    for name, value in zip(fields[::2], fields[1::2], strict=True):
-        if name == TASK_ID.encode():
-            task_id = envelope.text(value)
-        elif name == envelope.DATA.encode():
-            try:
-                found.append(_result_info(queue, decode_result(value)))
-            except DecodeError as error:
+    found, told = [], dict[str, str]()
+    for at in range(1, len(row), 3):
+        name, value, size = envelope.field_name(row[at]), row[at + 1], int(row[at + 2])
+        if name != envelope.DATA:
+            told[name] = envelope.text(value)
+            continue
+        task_id, kind, status = (told.get(each, "") for each in (TASK_ID, KIND, "status"))
+        try:
+            found.append(_result_info(queue, decode_result(value)))
+        except DecodeError as error:
+            if size > len(value):
+                found.append(TaskInfo(queue, task_id, TaskState.DONE, kind, status=status, is_cut=True))
+            else:
                 found.append(TaskInfo(queue, task_id, TaskState.DONE, error=str(error)))
     return found
 
 
-def _flat(row: Row) -> list[bytes]:
-    """Return the fields of a row as an entry has them."""
-    return [part for at in range(1, len(row), 3) for part in (row[at], row[at + 1])]
+def _whole(name: str, value: bytes) -> tuple[bytes, bytes, int]:
+    return name.encode(), value, len(value)
+
+
+def _lane_of(known: bytes | None) -> str:
+    """Return the lane in a value of the index."""
+    return envelope.text(known).partition(" ")[2].partition(" ")[0] if known else ""

@@ -16,7 +16,7 @@ from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.sync.delivery.dead_letters import DeadLetters
 from penstock.sync.delivery.janitor import count_after
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import ScriptCall, newest_id
+from penstock.sync.redis.reading import ScriptCall, newest_id, pages
 
 _SOURCES = ("pending", "processing", "retrying", "completed", "failed", "dead_letter")
 _TARGETS = ("pending", "completed", "failed", "dead_letter")
@@ -49,15 +49,14 @@ class Administration:
         """Return the oldest messages in a state, or the newest records of a log."""
         if source not in _SOURCES:
             raise ConfigurationError(f"source={source!r} must be one of {', '.join(_SOURCES)}")
-        if source == "dead_letter":
-            dead = self._logs[source]
-            rows = self._client.call(dead, "XRANGE", dead, "-", "+", "COUNT", count)
-        elif source in self._logs:
-            log = self._logs[source]
-            rows = self._client.call(log, "XREVRANGE", log, "+", "-", "COUNT", count)
-        else:
-            rows = self._oldest(count, source)
+        rows = self._of_log(count, source) if source in self._logs else self._oldest(count, source)
         return [self._decoded(fields) for _, fields in rows]
+
+    def _of_log(self, count: int, source: str) -> list[Any]:
+        newest_first = source != "dead_letter"
+        ends = ("+", "-") if newest_first else ("-", "+")
+        read = pages(self._client, self._logs[source], *ends, most=count, newest_first=newest_first)
+        return [row for page in read for row in page]
 
     def _oldest(self, count: int, source: str) -> list[Any]:
         # Page by page: a script that searched for all of them at once would block the server.

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -137,6 +138,17 @@ def stream_keys(client: StreamClient, pattern: str) -> list[str]:
     return sorted(found)
 
 
+def scan(client: StreamClient, command: str, key: str, pattern: str, most_steps: int) -> tuple[list[bytes], bool]:
+    """Return what HSCAN or ZSCAN finds in steps of a thousand members, and whether that is all."""
+    cursor, found = b"0", list[bytes]()
+    for _ in range(most_steps):
+        cursor, some = client.call(key, command, key, cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
+        found += some
+        if cursor == b"0":
+            return found, True
+    return found, False
+
+
 def newest_id(client: StreamClient, key: str) -> str:
     """Return the id of the newest entry of the stream; 0-0 = it is empty."""
     rows = client.call(key, "XREVRANGE", key, "+", "-", "COUNT", 1)
@@ -144,15 +156,27 @@ def newest_id(client: StreamClient, key: str) -> str:
 
 
 def pages(
-    client: StreamClient, key: str, start: str = "-", end: str = "+"
+    client: StreamClient,
+    key: str,
+    start: str = "-",
+    end: str = "+",
+    *,
+    most: int | None = None,
+    newest_first: bool = False,
 ) -> Iterator[list[tuple[bytes, list[bytes]]]]:
-    """Yield the entries of a stream from one id to another, in pages that grow as long as their entries are small."""
-    count = _PAGES.first
-    while True:
-        rows = client.call(key, "XRANGE", key, start, end, "COUNT", count)
+    """Yield the entries of a stream from one id to another, in pages that grow as long as their entries are small.
+
+    With `newest_first`, `start` is the greater id.
+    """
+    command, page, left = "XREVRANGE" if newest_first else "XRANGE", _PAGES.first, most or sys.maxsize
+    while left > 0:
+        count = min(page, left)
+        rows = client.call(key, command, key, start, end, "COUNT", count)
         if rows:
             yield rows
         last = rows[-1][0].decode() if rows else ids.LAST
-        if len(rows) < count or last == ids.LAST:  # the server takes no range behind the last id
+        # The server takes no range behind the last id.
+        if len(rows) < count or (last == ids.LAST and not newest_first):
             return
-        start, count = f"({last}", _PAGES.after(count, size_of(rows))
+        start, left = f"({last}", left - len(rows)
+        page = _PAGES.after(len(rows), size_of(rows))

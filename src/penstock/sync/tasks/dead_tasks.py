@@ -10,6 +10,7 @@ from dataclasses import replace
 from penstock import dead_letter_record, envelope
 from penstock.errors import NotAuthentic
 from penstock.keys import TaskKeys
+from penstock.policy import Reason
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterStream
 from penstock.sync.delivery.group_commands import settle
@@ -46,6 +47,8 @@ class DeadTasks(DeadLetterStream[DeadTask]):
         return letter
 
     def _put_back(self, letter: DeadTask, _operation: str) -> str | None:
+        if letter.reason == Reason.MISSING:
+            return None  # there is no task to put back, and its error is the result that callers get
         return letter.task_id if self.put_back(letter) == "queued" else None
 
     def put_back(self, letter: DeadTask) -> str:

@@ -33,6 +33,7 @@ from penstock.sync.tasks.lane_store import Admission, LaneRegistry, LaneStore, R
 from penstock.sync.tasks.listing import TaskListing
 from penstock.sync.tasks.result_store import ResultStore
 from penstock.sync.tasks.task_reader import TaskReader
+from penstock.sync.tasks.undeliverable import UndeliverableEntries
 from penstock.task import Result, Task, check_id
 from penstock.tasks.handlers import Limits
 from penstock.tasks.lanes import ANY_TASK, Lane, TaskFilter
@@ -44,6 +45,7 @@ _STEP = 500  # results per script call
 _UPKEEP_MS = 15_000
 _CONSUMER_TTL_MS = 3_600_000
 _DAY_MS = 86_400_000
+_NAMED = 5  # ids in a log line
 
 
 class RedisTaskQueue:
@@ -94,7 +96,10 @@ class RedisTaskQueue:
         self._publisher = TaskPublisher(self.client, self.keys, self.group, self.encode_task)
         self._in_flight = TasksInFlight()
         self._lanes = LaneRegistry(self.client, self.keys, self.group, self.consumer)
-        self._reader = TaskReader(self._lanes, self._in_flight, max_retry, limits, usual_heartbeat_ms(idle_ms) / 1000)
+        self._undeliverable = UndeliverableEntries(self.client, self.keys, self.group, self._emit)
+        self._reader = TaskReader(
+            self._lanes, self._in_flight, self._undeliverable, max_retry, limits, usual_heartbeat_ms(idle_ms) / 1000
+        )
         self._admission = Admission(self._lanes)
         self._result_store = ResultStore(self.client, self.keys)
         self._listing = TaskListing(self._lanes, limits)
@@ -116,6 +121,11 @@ class RedisTaskQueue:
     def __repr__(self) -> str:
         """Show name and server, without secrets."""
         return f"RedisTaskQueue({self.client!r}, {self.name!r})"
+
+    @property
+    def undeliverable(self) -> int:
+        """How many entries this object has dead-lettered that no handler gets: unreadable, copied or vanished ones."""
+        return self._undeliverable.count
 
     # --- producers ----------------------------------------------------------------------------------
 
@@ -251,6 +261,22 @@ class RedisTaskQueue:
             return "gone"
         return self._lanes.store(lane).release(ending, entry_id, task_id, "")
 
+    def open_elsewhere(self, tasks: Sequence[Task]) -> set[str]:
+        """Return the ids of those tasks that we hold in an entry other than the one that enqueue() has written.
+
+        The results of such entries are thrown away, and must not be saved elsewhere either.
+        """
+        deliveries = [held for task in tasks if (held := self._in_flight.get(task.id)) is not None]
+        if not deliveries:
+            return set()
+        ids = [held.task.id for held in deliveries]
+        known = self.client.call(self.keys.index, "HMGET", self.keys.index, *ids)
+        return {
+            held.task.id
+            for held, value in zip(deliveries, known, strict=True)
+            if value is not None and not held.is_named_by(value)
+        }
+
     def finish_many(self, results: Sequence[Result]) -> list[bool]:
         """Store results of tasks that this process holds and acknowledge the tasks, in one step.
 
@@ -323,10 +349,10 @@ class RedisTaskQueue:
         tasks = self._in_flight.lose(keys, entry_ids)
         if tasks:
             logger.warning(
-                "lost the leases of %d task(s) of queue %s to other workers, the first is %s",
+                "lost the leases of %d task(s) of queue %s to other workers: %s",
                 len(tasks),
                 self.name,
-                tasks[0].task.id,
+                _some([held.task.id for held in tasks]),
             )
             self._emit(EventName.LEASE_LOST, ids=[held.task.id for held in tasks])
 
@@ -364,24 +390,30 @@ class RedisTaskQueue:
         return freed
 
     def _free(self, store: LaneStore, idle_ms: int, limit: int) -> int:
-        freed, dead = store.orphans(idle_ms, limit, self.max_retry)
+        freed, dead, vanished = store.orphans(idle_ms, limit, self.max_retry)
         if freed:
             self._reader.due_soon(store.lane, 0)
             self._emit(EventName.RECLAIMED, count=freed)
         if dead:
             logger.warning(
-                "%d task(s) of queue %s were dead-lettered because their workers died, the first is %s",
+                "%d task(s) of queue %s were dead-lettered because their workers died: %s",
                 len(dead),
                 self.name,
-                dead[0],
+                _some(dead),
             )
             for task_id in dead:
                 self._emit(EventName.DEAD_LETTERED, id=task_id, reason="max_deliveries", error="")
+        self._undeliverable.vanished(store, vanished)
         return freed
 
     def trim(self) -> None:
-        """Remove finished tasks, old results and dead letters, dead consumers and empty lanes."""
-        for store in self._lanes.all():
+        """Remove finished tasks, old results and dead letters, dead consumers and empty lanes.
+
+        Of the open tasks it looks at some, and gives up those whose entries vanished.
+        """
+        stores = self._lanes.all()
+        self._undeliverable.look_for_vanished(stores)
+        for store in stores:
             store.group.trim(0)
             store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
             if not store.lane.is_lasting and store.close():
@@ -419,3 +451,8 @@ class RedisTaskQueue:
         self._result_store.close()
         if self._owns_client:
             self.client.close()
+
+
+def _some(ids: Sequence[str]) -> str:
+    more = len(ids) - _NAMED
+    return ", ".join(ids[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -3,30 +3,27 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TypeAlias
 
 from penstock import envelope
-from penstock.errors import ConnectionLost, GroupLost, name_of, text_of
-from penstock.policy import Reason, unreadable
+from penstock.errors import ConnectionLost, GroupLost
 from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import Lock, pause
 from penstock.serializers import PayloadLimits
-from penstock.sync.delivery.dead_letters import DeadLetterBackoff
 from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.sync.redis.blocking_read import is_late, longest_wait_s
 from penstock.sync.tasks.blocking_reads import BlockingReads
 from penstock.sync.tasks.entries import Malformed, TaskEntries
 from penstock.sync.tasks.in_flight import TasksInFlight
-from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, Release, TaskDelivery
+from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, TaskDelivery
+from penstock.sync.tasks.undeliverable import UndeliverableEntries
 from penstock.task import Task
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
 
-logger = logging.getLogger("penstock.sync.tasks")
 Entries: TypeAlias = Sequence[tuple[bytes, list[bytes]]]  # ids and fields, as the server sends them
 _PROMOTED = 100  # scheduled tasks per script call
 _APART_S = 0.1  # how soon a task that must run alone is looked at again
@@ -47,9 +44,11 @@ class TaskReader:
     """
 
     def __init__(
-        self, lanes: LaneRegistry, in_flight: TasksInFlight, max_retry: int, limits: PayloadLimits, heartbeat_s: float
-    ) -> None:
-        self._lanes, self._in_flight, self._max_retry = lanes, in_flight, max_retry
+        self, lanes: LaneRegistry, in_flight: TasksInFlight, undeliverable: UndeliverableEntries, max_retry: int,
+        limits: PayloadLimits, heartbeat_s: float,
+    ) -> None:  # fmt: skip
+        self._lanes, self._in_flight, self._undeliverable = lanes, in_flight, undeliverable
+        self._max_retry = max_retry
         self._client, self._keys, self._group, self._consumer = lanes.client, lanes.keys, lanes.group, lanes.consumer
         self.heartbeat_s = heartbeat_s  # how often leases are renewed
         self._entries = TaskEntries(self._keys, self._client.protection, limits)
@@ -60,7 +59,6 @@ class TaskReader:
         self._is_sweeping = False
         self._drains_for: Lane | None = None  # where a task waits until nothing else is held
         self._drain_began_s = self._next_drain_s = 0.0
-        self._dead_letter_backoff = DeadLetterBackoff(logger)
         self._due_lanes: list[str] = []  # for which scheduled tasks were due lately
 
     # --- popping ------------------------------------------------------------------------------------
@@ -186,20 +184,23 @@ class TaskReader:
         self._turn += 1
         by_lane = {store.lane: store for store in lanes}
         ordered = [by_lane[lane] for lane in reading_order(by_lane, self._turn)]
-        keys = [self._keys.due, *(key for store in ordered for key in (store.stream, store.retries))]
+        keys = [self._keys.due, self._keys.index, *(key for store in ordered for key in (store.stream, store.retries))]
         args: list[str | int] = [self._group, self._consumer, count]
         args += portions([store.lane for store in ordered], count)
         sent_s = time.monotonic()
-        wait_ms, waits, rows = self._client.run("tasks/take", keys, args, Repeat.ONCE)
+        wait_ms, waits, rows, elsewhere = self._client.run("tasks/take", keys, args, Repeat.ONCE)
         self._reads.note_due(None, wait_ms)
         for store, lane_wait_ms in zip(ordered, waits, strict=True):
             self._reads.note_due(store.lane, lane_wait_ms)
-        self._accept_fresh([(ordered[number - 1], entries) for number, entries in rows], found, sent_s)
+        read = [(ordered[number - 1], entries) for number, entries in rows]
+        self._accept_fresh(read, found, sent_s, set(elsewhere))
         return bool(rows) and not self._in_flight.must_sweep
 
     def _accept_fresh(
-        self, rows: Sequence[tuple[LaneStore, Entries]], found: list[TaskDelivery], sent_s: float
-    ) -> None:
+        self, rows: Sequence[tuple[LaneStore, Entries]], found: list[TaskDelivery], sent_s: float,
+        elsewhere: Collection[bytes] = (),
+    ) -> None:  # fmt: skip
+        # Those in `elsewhere` are open in other entries.
         if self._lanes.is_restored:
             rows = [(store, self._without_settled(store, entries)) for store, entries in rows]
         if rows and is_late(sent_s, self.heartbeat_s):
@@ -214,12 +215,12 @@ class TaskReader:
                 except Malformed as error:
                     malformed.append((store, Redelivery(raw_id.decode(), 0, 0, fields), error))
                     continue
-                if len(fields) != 6 or fields[2] != b"task_id":  # enqueue() writes three fields
+                if len(fields) != 6 or fields[2] != b"task_id" or raw_id in elsewhere:  # enqueue() writes three fields
                     foreign.append(fresh[-1])
         second = self._in_flight.add(fresh)
         found += fresh
-        for entry in malformed:
-            self._refuse(*entry)
+        for store, claim, why in malformed:
+            self._undeliverable.malformed(store, claim, why, partial(self._park, store, [claim]))
         self._drop_copies(found, second, foreign)
 
     def _drop(self, found: list[TaskDelivery], gone: Collection[TaskDelivery]) -> None:
@@ -230,33 +231,34 @@ class TaskReader:
     def _drop_copies(
         self, found: list[TaskDelivery], second: Sequence[TaskDelivery], foreign: Sequence[TaskDelivery] = ()
     ) -> None:
-        # Any program can write an entry with the id of a task. Checking the index for every entry would slow down every
-        # task, so only entries whose task is already held, or that enqueue() cannot have written, are checked.
-        suspects = {*second, *foreign}
-        asked = [held for held in found if held in suspects] if suspects else []
+        # Any program can write an entry with the id of a task. The script that reads entries compares them with the
+        # index; after a blocking read, that would take a round trip for every task. So only those are checked that the
+        # script has found, that enqueue() cannot have written, or of whose task there are several.
+        suspects, copied = {*second, *foreign}, {held.task.id for held in second}
+        asked = [held for held in found if held in suspects or held.task.id in copied] if suspects else []
         if not asked:
             return
         ids, index, done = [held.task.id for held in asked], self._keys.index, self._keys.done
         known = self._client.call(index, "HMGET", index, *ids)
-        ended = self._client.call(
-            done, "HMGET", done, *ids
-        )  # after the index: a task that has just ended is in at least one
+        # After the index: a task that has just ended is in at least one.
+        ended = self._client.call(done, "HMGET", done, *ids)
         gone, waits = set[TaskDelivery](), set(second)
         for held, value, result in zip(asked, known, ended, strict=True):
             why = ""
-            if value is not None and value.partition(b" ")[0] != held.entry_id.encode():
+            if value is not None and not held.is_named_by(value):
                 why = f"task {held.task.id} is open in another entry, {envelope.text(value)}"
             elif value is None and result is not None:
                 why = f"task {held.task.id} already has a result"
             if why:
-                self._reject(held, why)
-            elif held in waits:
+                self._undeliverable.invalid(held, why)
+                gone.add(held)
+            elif held in waits and self._in_flight.get(held.task.id) not in gone:
                 # The index has no entry for the task: this one waits until the one that we hold has ended.
                 held.hand_back(int(_SECOND_S * 1000))
                 self.due_soon(held.store.lane, _SECOND_S)
-            if why or held in waits:
                 gone.add(held)
         self._drop(found, gone)
+        self._in_flight.add(waits - gone)  # those whose first entry was rejected
 
     def _without_settled(self, store: LaneStore, entries: Entries) -> Entries:
         # A group that was lost and created again delivers the whole stream: the index knows which tasks are open.
@@ -274,37 +276,15 @@ class TaskReader:
             self._client.call(store.stream, *command, repeat=Repeat.IDEMPOTENT)
         return [row for row in entries if row[0] not in settled]
 
-    def _refuse(self, store: LaneStore, claim: Redelivery, error: Malformed) -> None:
-        reason, name = unreadable(error.__cause__), name_of(error.__cause__ or error)
-        ending = Release("dead_letter", reason=reason, error=name, text=text_of(error))
-        self._give_up(
-            store, claim.id, partial(store.release, ending, claim.id, error.task_id, error.kind, self._consumer),
-            partial(self._park, store, [claim]),
-        )  # fmt: skip
-
-    def _reject(self, held: TaskDelivery, why: str) -> None:
-        ending = Release("dead_letter", reason=Reason.INVALID, text=why)
-        self._give_up(held.store, held.entry_id, partial(held.release, ending), held.hand_back)
-
-    def _give_up(
-        self, store: LaneStore, entry_id: str, write: Callable[[], object],
-        park: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        try:
-            write()
-        except Exception as refusal:
-            park(self._dead_letter_backoff.delay_ms(refusal, store.stream, entry_id))
-        else:
-            self._dead_letter_backoff.forget(entry_id)
-
     # --- tasks that were handed out before ----------------------------------------------------------
 
     def _take_due(self, store: LaneStore, found: list[TaskDelivery], limit: int, keeps_apart: bool) -> None:
         if keeps_apart and limit > _SUSPECTS and store.has_suspects():
             limit = _SUSPECTS
-        wait_ms, claims, _ = store.commands.take_due(limit)
+        wait_ms, claims, missing = store.commands.take_due(limit)
         self._reads.note_due(store.lane, -1 if wait_ms is None else wait_ms)
         self._accept_again(store, claims, found, keeps_apart)
+        self._undeliverable.vanished(store, missing)
 
     def _accept_again(
         self, store: LaneStore, claims: Sequence[Redelivery], found: list[TaskDelivery], keeps_apart: bool
@@ -319,8 +299,8 @@ class TaskReader:
                 malformed.append((claim, error))
         second = self._in_flight.add(again)
         found += again
-        for entry in malformed:
-            self._refuse(store, *entry)
+        for claim, why in malformed:
+            self._undeliverable.malformed(store, claim, why, partial(self._park, store, [claim]))
         postponed = self._postponed(store, again, neighbours) if keeps_apart else set()
         if postponed:
             ids = {held.entry_id for held in postponed}
@@ -366,9 +346,10 @@ class TaskReader:
             self._reads.kill_abandoned()
             for store in self._lanes.all():
                 held = partial(self._in_flight.not_stranded, store.streams)
-                for claims, _ in store.commands.take_unheld(held, is_own_read=True):
+                for claims, missing in store.commands.take_unheld(held, is_own_read=True):
                     before = self._in_flight.as_before(store.streams, claims)
                     self._accept_again(store, before, found, keeps_apart)
+                    self._undeliverable.vanished(store, missing)
         finally:
             self._is_sweeping = False
 
@@ -395,7 +376,9 @@ class TaskReader:
         for store in dict.fromkeys(held.store for held in misfits):
             moved = [held for held in misfits if held.store is store]
             for held in store.move([(held, wanted.place_of(held.task)) for held in moved]):
-                self._reject(held, "this worker cannot run the task, and the queue has no room for another lane")
+                self._undeliverable.invalid(
+                    held, "this worker cannot run the task, and the queue has no room for another lane"
+                )
             self._drop(found, set(moved))
 
     # --- time ---------------------------------------------------------------------------------------

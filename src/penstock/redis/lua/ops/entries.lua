@@ -1,8 +1,9 @@
--- Reads entries of a range with the beginning of each value, as many as one call can without holding the server up.
+-- Reads entries of a range, or those with given ids, with the beginning of each value, as many as one call can without holding
+-- the server up.
 -- KEYS: 1 stream
 -- ARGV: 1 from, 2 to, 3 how many at most, 4 '1' = newest first (`from` is the greater id then), 5 bytes of a value to send at
 --       most, 6 text that some value must contain ('' = any), 7 entries to look at, at most, 8 what the names of the fields
---       to send begin with ('' = all fields)
+--       to send begin with ('' = all fields), 9.. ids of entries to read instead of the range
 -- Returns: {{{id, field, value, bytes of the value, field, ...}, ...}, id of the last entry that was looked at or '' = the range
 --       has ended}; {} = the entries are huge: read them one by one without a script
 -- Called twice: the same again.
@@ -26,27 +27,32 @@ local function contains(row)
 end
 
 local rows, bytes, looked, page, last = {}, 0, 0, 1, nil
-while #rows < most and bytes < ENOUGH and looked < looks do
-  local wanted = math.min(page, most - #rows, looks - looked)
-  local found = redis.call(command, stream, last and '(' .. last or from, to, 'COUNT', wanted)
-  local read = 0
-  for _, row in ipairs(found) do
-    read = read + weight(row)
-    if contains(row) then
-      local shown = {row[1]}
-      for i = 1, #row[2], 2 do
-        local field, value = row[2][i], row[2][i + 1]
-        if string.sub(field, 1, #wanted_fields) == wanted_fields then
-          local kept = string.sub(field, 1, 4) == 'dlq_' and math.max(longest, LONGEST_TRACEBACK) or longest
-          shown[#shown + 1], shown[#shown + 2], shown[#shown + 3] = field, string.sub(value, 1, kept), #value
-        end
-      end
-      rows[#rows + 1] = shown
+local function visit(row)
+  bytes, looked, last = bytes + weight(row), looked + 1, row[1]
+  if not contains(row) then return end
+  local shown = {row[1]}
+  for i = 1, #row[2], 2 do
+    local field, value = row[2][i], row[2][i + 1]
+    if string.sub(field, 1, #wanted_fields) == wanted_fields then
+      local kept = string.sub(field, 1, 4) == 'dlq_' and math.max(longest, LONGEST_TRACEBACK) or longest
+      shown[#shown + 1], shown[#shown + 2], shown[#shown + 3] = field, string.sub(value, 1, kept), #value
     end
   end
-  bytes, looked = bytes + read, looked + #found
-  if #found > 0 then last = found[#found][1] end
+  rows[#rows + 1] = shown
+end
+
+for i = 9, #ARGV do
+  local row = redis.call('XRANGE', stream, ARGV[i], ARGV[i])[1]
+  if row then visit(row) end
+  if bytes >= ENOUGH and i < #ARGV then return {rows, ARGV[i]} end
+end
+if #ARGV > 8 then return {rows, ''} end
+
+while #rows < most and bytes < ENOUGH and looked < looks do
+  local wanted = math.min(page, most - #rows, looks - looked)
+  local found, before = redis.call(command, stream, last and '(' .. last or from, to, 'COUNT', wanted), bytes
+  for _, row in ipairs(found) do visit(row) end
   if #found < wanted then return {rows, ''} end
-  page = read > LARGE * #found and 1 or PAGE
+  page = bytes - before > LARGE * #found and 1 or PAGE
 end
 return {rows, last or ''}

@@ -1,6 +1,6 @@
 -- Looks at a stream and its groups at one moment, without sending a payload; reads only.
 -- KEYS: 1 stream
--- ARGV: 1 how many groups to look at, at most, 2 the only group to look at, '' = all
+-- ARGV: 1 how many groups to look at, at most, 2 the only group to look at, '' = all, 3 how many groups to leave out before
 -- Returns: {length, id of the first entry or '', id of the last or '', last generated id, entries ever added or -1 = the server
 --       does not count, '1' = its first and its last entry say that they are dead letters, now in ms, how many groups there are,
 --       {{name, consumers, pending, last delivered id, entries read or -1, lag by the server or -1,
@@ -14,7 +14,7 @@
 -- include: shared/pages.lua
 -- include: shared/huge.lua
 -- include: shared/now.lua
-local stream, most, only = KEYS[1], tonumber(ARGV[1]), ARGV[2]
+local stream, most, only, left_out = KEYS[1], tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
 if redis.call('EXISTS', stream) == 0 then return {} end
 local length = redis.call('XLEN', stream)
 local is_huge = has_huge_entries(stream)
@@ -41,9 +41,9 @@ local function first_unread(delivered)
 end
 
 local groups, found = redis.call('XINFO', 'GROUPS', stream), {}
-for _, each in ipairs(groups) do
+for n, each in ipairs(groups) do
   local group = as_table(each)
-  if #found < most and (only == '' or group['name'] == only) then
+  if n > left_out and #found < most and (only == '' or group['name'] == only) then
     local oldest = group['pending'] > 0 and redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1] or {'', '', 0}
     found[#found + 1] = {
       group['name'], group['consumers'], group['pending'], group['last-delivered-id'], group['entries-read'] or -1,

@@ -2,7 +2,8 @@
 -- claim(entry, out, missing): entry is one row of XPENDING {id, owner, idle, count}. Appends {id, count, attempts, fields}
 -- to out. The delivery count stays: it is raised by begin.lua when a handler really starts.
 -- is_enough() tells that to claim more in this call would hold the server up: what is claimed is read.
--- An entry whose body is gone is recorded in the dead letters and leaves the pending list (6.2 keeps it there for ever).
+-- An entry whose body is gone is recorded in the dead letters and leaves the pending list (6.2 keeps it there for ever). Without
+-- a key of dead letters it is only reported: the caller settles it.
 -- XADD before XACK; when the dead-letter stream refuses (memory, type), the entry stays pending.
 local stream, retries, attempts, dead_letters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, me = ARGV[1], ARGV[2]
@@ -13,6 +14,10 @@ local claimed_bytes = 0
 local function is_enough() return claimed_bytes >= ENOUGH end
 
 local function dead_letter_missing(entry, missing)
+  if not dead_letters then
+    missing[#missing + 1] = entry[1]
+    return
+  end
   local record = dead_letter_record({}, entry, 'missing', '', 'the entry was trimmed or deleted while it was pending',
     redis.call('HGET', attempts, entry[1]) or '0')
   local reply = redis.pcall('XADD', dead_letters, '*', unpack(record))

@@ -1,5 +1,5 @@
 -- Takes back messages that are pending with this very consumer but that none of its handlers holds, as after a lost reply.
--- KEYS: 1 stream, 2 retries, 3 attempts, 4 dead letters
+-- KEYS: 1 stream, 2 retries, 3 attempts, 4 dead letters, if missing messages are to be settled
 -- ARGV: 1 group, 2 consumer, 3 '1' = this process has read them itself, 4.. ids
 -- Returns: {{{id, count, attempts, fields}, ...}, {missing ids}, how many of the ids were looked at: the others are left to the
 --       next call, because the messages are large}

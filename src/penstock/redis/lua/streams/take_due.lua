@@ -1,5 +1,5 @@
 -- Hands out messages whose retry is due: waiting -> pending with this consumer.
--- KEYS: 1 stream, 2 retries, 3 attempts, 4 dead letters
+-- KEYS: 1 stream, 2 retries, 3 attempts, 4 dead letters, if missing messages are to be settled
 -- ARGV: 1 group, 2 consumer, 3 how many at most; fewer if they are large
 -- Returns: {ms until the next one is due or -1, {{id, count, attempts, fields}, ...}, {missing ids}}
 -- Called twice: the second call hands out the next ones; what the first took is pending with this consumer.

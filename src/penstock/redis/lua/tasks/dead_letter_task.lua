@@ -25,7 +25,7 @@ end
 local function speaks_for(id, entry, reason)
   if id == '' then return false end
   local known = call('HGET', index, id)
-  if known then return string.match(known, '^%S+') == entry end
+  if known then return not is_open_elsewhere(known, entry) end
   local was_read = reason ~= 'decode_error' and reason ~= 'not_authentic'
   return was_read and #id <= 128 and string.match(id, '^%w[%w_.-]*$') ~= nil
 end
@@ -34,7 +34,10 @@ local function dead_letter_task(pending, begun, reason, error, text, notice, id,
   local entry = pending[1]
   local row = call('XRANGE', stream, entry, entry)[1]
   local record, cut = kept_fields(row and row[2] or {})
-  if not row then reason, text = 'missing', 'the entry was trimmed or deleted while it was pending' end
+  if not row then
+    reason, text = 'missing', 'the entry was trimmed or deleted before the task ended'
+    if id and id ~= '' then record = {'task_id', id} end
+  end
   id, kind = id or field(record, 'task_id'), known_kind(kind or field(record, 'kind'))
   if cut then record[#record + 1], record[#record + 2] = 'dlq_cut', cut end
   record[#record + 1], record[#record + 2] = 'dlq_traceback', traceback or ''

@@ -3,8 +3,8 @@
 --       10.. notice of each task
 -- ARGV: 1 group, 2 consumer, 3 '1' = some were handed out before, 4 smallest id, 5 greatest id,
 --       then per task: id of the entry, id of the task, kind, status, result
--- Returns: for each task 1 = stored and acknowledged, 2 = acknowledged, another result had come first,
---       0 = not pending with this consumer (settled before, or claimed by another)
+-- Returns: for each task 1 = stored and acknowledged, 2 = acknowledged, another result had come first, or the task is open in
+--       another entry; 0 = not pending with this consumer (settled before, or claimed by another)
 -- Called twice: the second call stores nothing and answers 0.
 -- The results come first: when the stream refuses them (memory, type), the tasks stay pending.
 local call = redis.call
@@ -29,10 +29,13 @@ for i = 6, #ARGV, 5 do
   end
 end
 if #ids == 0 then return answers end
-local new, seen = {}, {}
+local new, seen, open = {}, {}, call('HMGET', index, unpack(ids))
 for n, known in ipairs(known_results(ids)) do
-  if known or seen[ids[n]] then answers[items[n][6]] = 2 else new[#new + 1] = items[n] end
-  seen[ids[n]] = true
+  if known or seen[ids[n]] or is_open_elsewhere(open[n], entries[n]) then
+    answers[items[n][6]] = 2
+  else
+    new[#new + 1], seen[ids[n]] = items[n], true
+  end
 end
 store_results(new)
 call('XACK', stream, group, unpack(entries))
@@ -40,7 +43,7 @@ if ARGV[3] == '1' then
   call('HDEL', KEYS[2], unpack(entries))
   call('SREM', KEYS[3], unpack(entries))
 end
-forget_tasks(ids, entries)
+forget_tasks(ids, entries, open)
 local totals = {}
 for _, kind in ipairs(kinds) do totals[kind] = (totals[kind] or 0) + 1 end
 for kind, count in pairs(totals) do count_kind('acked', kind, count) end

@@ -5,7 +5,7 @@
 -- ARGV: 1 group, 2 minimum silence in ms, 3 how many at most, 4 cursor, 5 how many entries the slow sweep reads,
 --       6 how often a task may be retried, 7 now (ISO 8601)
 -- Returns: {next cursor, how many are due now, {ids of the tasks that are dead}, 1 = there are more than one call can read, or pass
---       over, without blocking the server}
+--       over, without blocking the server, {entries that vanished: they stay pending}}
 -- Called twice: the second call finds others.
 local call = redis.call
 local stream, retries, attempts, suspects, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -16,17 +16,21 @@ local group, limit, most, now_text = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[6
 -- include: shared/pages.lua
 -- include: shared/put_aside.lua
 -- include: shared/each_silent.lua
-local freed, gone, bytes = 0, {}, 0
+local freed, gone, vanished, bytes = 0, {}, {}, 0
 
-local function room() return bytes < ENOUGH and limit - freed - #gone or 0 end
+local function room() return bytes < ENOUGH and limit - freed - #gone - #vanished or 0 end
 
 local function take(entry)
   local begun = tonumber(call('HGET', attempts, entry[1]) or entry[4])
   -- Looked for before XCLAIM, which drops an entry without a body from the list, and with it the trace of a task.
   local row = call('XRANGE', stream, entry[1], entry[1])[1]
-  bytes = bytes + (row and weight(row) or 0)
+  if not row then
+    vanished[#vanished + 1] = entry[1]
+    return
+  end
+  bytes = bytes + weight(row)
   local was_last = begun > most and (most == 0 or call('SISMEMBER', suspects, entry[1]) == 1)
-  if was_last or not row then
+  if was_last then
     gone[#gone + 1] = dead_letter_task(entry, begun, 'max_deliveries', 'WorkerDied',
       'the process that had it ended or was silent in attempt ' .. begun .. ': killed, os._exit(), out of memory?')
     return
@@ -37,4 +41,4 @@ local function take(entry)
 end
 
 local cursor, is_more = each_silent(tonumber(ARGV[2]), nil, room, ARGV[4], tonumber(ARGV[5]), take)
-return {cursor, freed, gone, (is_more or bytes >= ENOUGH) and 1 or 0}
+return {cursor, freed, gone, (is_more or bytes >= ENOUGH) and 1 or 0, vanished}

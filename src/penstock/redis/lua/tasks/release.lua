@@ -1,4 +1,5 @@
--- Settles a pending task, or renews its lease: pending -> waiting, -> dead, or -> acknowledged.
+-- Settles a pending task, or renews its lease: pending -> waiting, -> dead, or -> acknowledged. One that was never handed out is
+-- given up if its entry is `missing`.
 -- KEYS: 1 stream, 2 retries, 3 attempts, 4 suspects, 5 dead, 6 index, 7 unique, 8 counts, 9 results, 10 done, 11 awaited,
 --       12 notice of the task
 -- ARGV: 1 group, 2 consumer that must hold it ('' = any), 3 id of the entry, 4 what: 'ack', 'nack', 'dead_letter' or 'extend',
@@ -15,6 +16,10 @@ local group, entry_id, what, now_text = ARGV[1], ARGV[3], ARGV[4], ARGV[11]
 -- include: tasks/dead_letter_task.lua
 -- include: shared/put_aside.lua
 local entry = call('XPENDING', stream, group, entry_id, entry_id, 1)[1]
+if not entry and ARGV[8] == 'missing' and ARGV[13] ~= '' and #call('XRANGE', stream, entry_id, entry_id) == 0
+  and string.match(call('HGET', index, ARGV[13]) or '', '^%S+') == entry_id then
+  entry = {entry_id, '', 0, 0}
+end
 if not entry or (ARGV[2] ~= '' and entry[2] ~= ARGV[2]) then return 'gone' end
 local begun = tonumber(call('HGET', attempts, entry_id) or entry[4])
 if what == 'extend' then

@@ -1,8 +1,8 @@
 """Delta Lake, without jars or with them.
 
-Without jars, Spark writes the files of a batch to `<path>/batch-<batch>/<attempt>`, and the driver commits them; with
-jars, Delta writes and commits. Both commits carry the number of the batch, as Delta's `txn` of the query and sink. A
-batch whose number is not greater than the last one is already in the table, and a pipeline may change its library
+Without jars, Spark writes the files of a batch to `<path>/batch-<batch>-<sink>/<attempt>`, and the driver commits them;
+with jars, Delta writes and commits. Both commits carry the number of the batch, as Delta's `txn` of the query and sink.
+A batch whose number is not greater than the last one is already in the table, and a pipeline may change its library
 between two runs. If two drivers commit the same batch, Delta Lake rejects the second.
 
 Rows with a key are merged into the table by the driver, or by Delta's MERGE.
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 from uuid import uuid4
 
+from penstock.errors import ConfigurationError
 from penstock.spark.lake.delta import ATTEMPTS, CommitConflict, DataFile, DeltaLog, LogDamaged, library, statistics
-from penstock.spark.lake.files import FailPoint, Location
+from penstock.spark.lake.files import FailPoint, Location, wait_for_others
 from penstock.spark.lake.parquet import nullable_arrow, written
 from penstock.spark.pipeline.files import BatchKey, Files, joined, keep_attempt
 from penstock.spark.pipeline.rejected_rows import visible
@@ -92,8 +93,7 @@ class DeltaWriter(_DeltaSink):
             yield f"cannot read the table at {self._sink.path}: {one_line(error)}"
             return
         if log is not None:
-            wanted = library().Schema.from_arrow(nullable_arrow(self._schema(schema)))
-            yield from self._misfits(_types(wanted), _types(log.table.schema()), log.partition_by)
+            yield from self._differences(nullable_arrow(self._schema(schema)), log)
 
     def has(self, key: BatchKey) -> bool:
         """Return whether the batch is in the table."""
@@ -120,10 +120,17 @@ class DeltaWriter(_DeltaSink):
         log = DeltaLog.create(self._location, wanted, self.partitions.names)
         if self._sink.evolve:
             log.add_columns(wanted)
+        # Another sink may have created it after the problems were looked for.
+        if misfits := list(self._differences(wanted, log)):
+            raise ConfigurationError("; ".join(misfits))
         return log
 
+    def _differences(self, wanted: Any, log: DeltaLog) -> Iterator[str]:
+        types = _types(library().Schema.from_arrow(wanted))
+        return self._misfits(types, _types(log.table.schema()), log.partition_by)
+
     def _append(self, log: DeltaLog, rows: DataFrame, key: BatchKey, batch: tuple[str, int], mark: FailPoint) -> bool:
-        folder, attempt = f"batch-{key.folder}", uuid4().hex[:8]
+        folder, attempt = key.folder_of(self._sink.name), uuid4().hex[:8]
         attempt_path = joined(self._sink.path, folder, attempt)
         # The log of a Delta table has partition values as strings, with times in UTC.
         count = written(rows, attempt_path, self._files.walk, partition_by=self.partitions.names, zone="UTC")
@@ -163,14 +170,15 @@ class DeltaWriter(_DeltaSink):
 
     def _committed(self, log: DeltaLog, batch: tuple[str, int], change: Callable[[], object]) -> bool:
         """Commit a change, and retry if others change the table meanwhile; return whether the batch was new."""
-        for left in reversed(range(ATTEMPTS)):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 change()
             except CommitConflict:
+                wait_for_others(attempt)
                 log.refresh()
                 if log.has(batch):
                     return False
-                if not left:
+                if attempt == ATTEMPTS:
                     raise
             else:
                 break

@@ -1,9 +1,9 @@
 """Iceberg, without jars or with them.
 
-Without jars, Spark writes the files of a batch to `<table>/data/batch-<batch>/<attempt>`, and the driver adds them to
-the table. With jars, rows are appended to a temporary branch, and one commit publishes them. Both commits record the
-number of the batch in the properties of the table. A batch whose number is not greater than the last one is already in
-the table, and a pipeline may change its library between two runs.
+Without jars, Spark writes the files of a batch to `<table>/data/batch-<batch>-<sink>/<attempt>`, and the driver adds
+them to the table. With jars, rows are appended to a temporary branch, and one commit publishes them. Both commits
+record the number of the batch in the properties of the table. A batch whose number is not greater than the last one is
+already in the table, and a pipeline may change its library between two runs.
 
 Rows with a key are merged into the table by the driver, or by Iceberg's MERGE. Because rows are ordered, repeating a
 MERGE changes nothing, so with jars the batch is recorded after it.
@@ -78,7 +78,7 @@ class IcebergWriter(FileSink):
         return is_new
 
     def _append(self, rows: DataFrame, key: BatchKey, note: BatchNote, mark: FailPoint) -> bool:
-        batch, attempt = joined(self._table.location, "data", f"batch-{key.folder}"), uuid4().hex[:8]
+        batch, attempt = joined(self._table.location, "data", key.folder_of(note.sink)), uuid4().hex[:8]
         folder = joined(batch, attempt)
         hadoop_folder = for_hadoop(folder)
         count = written(self._foldered(rows), hadoop_folder, self._files.walk, partition_by=self._folders)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _ON_DRIVER = -1
+# Classes of SQL states: connections, conflicts of transactions, and PostgreSQL's resources and shutdowns; bad data and
+# broken constraints.
+_PASSING, _ABOUT_VALUES = ("08", "40", "53", "57P"), ("22", "23")
+_NO_DRIVER = "no JDBC driver"  # whose state is that of a connection
 
 
 class JdbcFailed(PenstockError):
@@ -22,6 +26,10 @@ class JdbcFailed(PenstockError):
     def __init__(self, text: str, *, is_about_values: bool = False) -> None:
         super().__init__(text)
         self.is_about_values = is_about_values
+
+
+class JdbcUnavailable(JdbcFailed):
+    """A JDBC database is restarting, or was in the middle of something else; a later attempt may succeed."""
 
 
 class JdbcDatabase:
@@ -179,7 +187,11 @@ def _in_one_line() -> Iterator[None]:
 
 def _failure(error: Any) -> JdbcFailed:
     thrown = error.java_exception
-    return JdbcFailed(_reason(thrown), is_about_values=any(map(_is_about_values, _chain(thrown))))
+    states = [str(each.getSQLState() or "") for each in _chain(thrown) if _is_of_sql(each)]
+    reason = _reason(thrown)
+    if any(state.startswith(_PASSING) for state in states) and _NO_DRIVER not in reason:
+        return JdbcUnavailable(reason)
+    return JdbcFailed(reason, is_about_values=any(state.startswith(_ABOUT_VALUES) for state in states))
 
 
 def _chain(thrown: Any) -> Iterator[Any]:
@@ -188,11 +200,6 @@ def _chain(thrown: Any) -> Iterator[Any]:
         if _is_of_sql(thrown) and thrown.getNextException() is not None:
             yield thrown.getNextException()  # the row that failed in a batch of rows
         thrown = thrown.getCause()
-
-
-def _is_about_values(thrown: Any) -> bool:
-    # Classes of SQL states: 22 is data exceptions, 23 is constraints.
-    return _is_of_sql(thrown) and str(thrown.getSQLState() or "").startswith(("22", "23"))
 
 
 def _is_of_sql(thrown: Any) -> bool:
@@ -209,7 +216,7 @@ def _reason(thrown: Any) -> str:
     text = " ".join(str(thrown.getMessage() or thrown.toString()).split())
     if "No suitable driver" in text or "ClassNotFoundException" in str(thrown.toString()):
         return (
-            f"the Spark session has no JDBC driver for this url ({text}): add its jar, for example with "
+            f"the Spark session has {_NO_DRIVER} for this url ({text}): add its jar, for example with "
             'spark."spark.jars.packages", or set its class in options.driver'
         )
     return text

@@ -1,0 +1,132 @@
+"""Two sinks of a pipeline write to one table: each of their batches is in it once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+from deltalake import DeltaTable
+
+from penstock.errors import ConfigurationError
+from penstock.spark.lake.files import no_fail_point
+from penstock.spark.pipeline import Delta, Iceberg, Jdbc, Parquet, Pipeline, Postgres, RedisStreams
+from penstock.spark.pipeline.batches import writer_of
+from penstock.spark.pipeline.files import BatchKey
+from tests.spark.pipeline.conftest import iceberg_catalogue, iceberg_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+Declare = Callable[..., Pipeline]
+KEY = BatchKey("0123456789abcdef", 3)
+
+
+class Shared:
+    """One table in one of several stores."""
+
+    def __init__(self, request: pytest.FixtureRequest, place: Path) -> None:
+        self.store, self._place = request.param, place
+        self._get: Callable[[str], Any] = request.getfixturevalue
+
+    def sink(self, name: str, **given: Any) -> Any:
+        if self.store == "delta":
+            return Delta(str(self._place / "delta"), name=name, **given)
+        if self.store == "iceberg":
+            return Iceberg("shop.shared", iceberg_catalogue(self._place), name=name, **given)
+        if self.store == "postgres":
+            return Postgres(self._get("postgres").dsn, "shared", create=True, name=name, **given)
+        if self.store == "jdbc":
+            return Jdbc(self._get("derby"), "shared", create=True, name=name, **given)
+        return RedisStreams("shared", name=name, options={"payload": "json"})
+
+    def rows(self) -> list[int]:
+        if self.store == "delta":
+            return sorted(DeltaTable(str(self._place / "delta")).to_pyarrow_table()["id"].to_pylist())
+        if self.store == "iceberg":
+            return iceberg_rows(iceberg_catalogue(self._place), "shop.shared", "id")
+        if self.store == "postgres":
+            return [n for (n,) in self._get("postgres").execute("SELECT id FROM shared ORDER BY id")]
+        if self.store == "jdbc":
+            read = self._get("spark").read.format("jdbc").option("url", self._get("derby"))
+            return sorted(row[0] for row in read.option("dbtable", "shared").load().select("id").collect())
+        found: redis.Redis = self._get("stream_redis")
+        return sorted(json.loads(fields[b"data"])["id"] for _, fields in found.xrange("shared"))
+
+
+@pytest.fixture(params=["delta", *(pytest.param(store, marks=pytest.mark.rotates) for store in ("iceberg", "jdbc"))])
+def keyed(request: pytest.FixtureRequest, tmp_path: Path) -> Shared:
+    return Shared(request, tmp_path)
+
+
+@pytest.fixture(
+    params=[
+        "delta",
+        "iceberg",
+        *(pytest.param(store, marks=pytest.mark.rotates) for store in ("postgres", "jdbc", "redis")),
+    ]
+)
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Shared:
+    return Shared(request, tmp_path)
+
+
+def test_a_batch_of_one_sink_leaves_that_of_another_in_the_table(
+    spark: SparkSession, pipeline_of: Declare, shared: Shared
+) -> None:
+    small, large = (writer_of(shared.sink(name), pipeline_of(), spark) for name in ("small", "large"))
+    assert small.write(spark.range(3), KEY, no_fail_point)
+    assert large.write(spark.range(3, 6), KEY, no_fail_point)
+    assert shared.rows() == [0, 1, 2, 3, 4, 5]
+    # The batch is repeated, after a crash.
+    small.write(spark.range(3), KEY, no_fail_point)
+    large.write(spark.range(3, 6), KEY, no_fail_point)
+    assert shared.rows() == [0, 1, 2, 3, 4, 5]
+
+
+def test_two_sinks_with_a_key_replace_the_rows_of_each_other(
+    spark: SparkSession, pipeline_of: Declare, keyed: Shared
+) -> None:
+    one, other = (
+        writer_of(keyed.sink(name, key=("id",), order_by="version"), pipeline_of(), spark) for name in ("one", "other")
+    )
+    rows = "id bigint, version bigint"
+    assert one.write(spark.createDataFrame([(1, 5), (2, 1)], rows), KEY, no_fail_point)
+    assert other.write(spark.createDataFrame([(1, 4), (2, 2), (3, 1)], rows), KEY, no_fail_point)
+    assert keyed.rows() == [1, 2, 3]
+    assert not one.write(spark.createDataFrame([(1, 5), (2, 1)], rows), KEY, no_fail_point)
+
+
+def test_a_delta_table_takes_no_file_with_other_columns(
+    spark: SparkSession, pipeline_of: Declare, tmp_path: Path
+) -> None:
+    """The first batch of one sink creates the table, after the other sink was checked without it."""
+    path = str(tmp_path / "delta")
+    first, second = (writer_of(Delta(path, name=name), pipeline_of(), spark) for name in ("first", "second"))
+    assert first.write(spark.range(3), KEY, no_fail_point)
+    with pytest.raises(ConfigurationError, match="'id' is string in the rows and long in the table"):
+        second.write(spark.range(3).selectExpr("string(id) AS id"), KEY, no_fail_point)
+    with pytest.raises(ConfigurationError, match="'more' is long in the rows and missing in the table"):
+        second.write(spark.range(3).selectExpr("id", "id AS more"), KEY, no_fail_point)
+    assert DeltaTable(path).to_pyarrow_table()["id"].to_pylist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("/lake/orders", "/lake/orders/"),
+        ("/lake/orders", "file:///lake/orders"),
+        ("/lake/orders", "/lake//./old/../orders"),
+        ("s3a://lake/orders", "s3://lake/orders/"),
+        ("hdfs://lake/orders", "hdfs://lake//orders"),
+    ],
+)
+def test_parquet_files_of_two_sinks_need_two_paths(pipeline_of: Declare, one: str, other: str) -> None:
+    for second in (Parquet(other, name="second"), Delta(other, name="second")):
+        with pytest.raises(ConfigurationError, match="sinks 'parquet' and 'second' have the same path"):
+            pipeline_of(sinks=(Parquet(one), second))
+    pipeline_of(sinks=(Parquet(one), Parquet(f"{other}2", name="second")))
+    pipeline_of(sinks=(Delta(one), Delta(other, name="second")))
