@@ -11,8 +11,8 @@ from penstock.errors import PenstockError, summary_of
 _MOST_BYTES = 65_536
 _REMINDER_S = 60.0
 _PARTS = (
-    "balancer", "cli", "dashboard", "dead_letters", "events", "ops", "queue", "redis", "results", "shutdown", "spark",
-    "streams", "tasks",
+    "balancer", "cli", "dashboard", "dead_letters", "delivery", "events", "ops", "queue", "redis", "results",
+    "shutdown", "spark", "streams", "tasks",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.dashboard.view import Refused, View
+from penstock.keys import QueueKeys, StreamKeys
 from penstock.ops import RetentionPolicy, StreamKind
 
 _MOST_AT_ONCE = 10_000
@@ -103,7 +104,9 @@ async def _ask_dead_letter(view: View) -> Question:
     found = await view.inspector.streams.info(stream, memory=False)
     if found.kind not in {StreamKind.STREAM, StreamKind.QUEUE}:
         raise Refused(400, f"Messages of {stream!r} cannot be dead-lettered by hand, because it holds {found.kind}.")
-    target = found.dead_letters_stream or (f"{stream}::dlq" if found.kind is StreamKind.QUEUE else f"{stream}_dlq")
+    is_queue = found.kind is StreamKind.QUEUE
+    usual = QueueKeys(stream).dead_letter if is_queue else StreamKeys(stream).default_dead_letters()
+    target = found.dead_letters_stream or usual
     return Question(
         f"Dead-letter {_some(len(ids), 'message')}",
         f"They are removed from group {group} on {stream} and can be redriven later.",

@@ -14,7 +14,7 @@ from penstock.model import StreamMessage
 from penstock.runtime.aio import IS_ASYNC, Activity, Threads
 from penstock.type_checks import check_arguments
 
-logger = logging.getLogger("penstock.streams")
+logger = logging.getLogger("penstock.delivery")
 
 BatchHandler: TypeAlias = Callable[[list[StreamMessage]], Any]
 MessageHandler: TypeAlias = Callable[[StreamMessage], Any]

@@ -17,7 +17,7 @@ from penstock.events import EventName
 from penstock.runtime.aio import TaskGroup, shielded
 from penstock.shutdown import SignalWatch
 
-logger = logging.getLogger("penstock.streams")
+logger = logging.getLogger("penstock.delivery")
 CLEANUP_TIMEOUT_S = 5.0
 _FLUSH_EVERY_S = 0.1
 

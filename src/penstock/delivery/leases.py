@@ -24,7 +24,7 @@ from penstock.redis.scripts import Call, ScriptRunner, script
 from penstock.redis.settings import ConnectionSettings
 from penstock.redis.translate import checked
 
-logger = logging.getLogger("penstock.streams")
+logger = logging.getLogger("penstock.delivery")
 Renewal: TypeAlias = Generator[list[Call], list[Reply], None]
 _LEAST_PATIENCE_S = 1.0  # less would time out on servers that are only slow
 _CHUNK = 500  # leases per script call

@@ -31,6 +31,11 @@ class TaskKeys:
         return f"{self.name}.tasks{lane}"
 
     @property
+    def results_name(self) -> str:
+        """The name of the stream of results, as streams are named to a client."""
+        return f"{self.name}.results"
+
+    @property
     def _root(self) -> str:
         return f"{self.prefix}_{self.name}" if self.prefix else self.name
 

@@ -13,7 +13,7 @@ from penstock import dead_letter_record, envelope, ids
 from penstock import task as task_values
 from penstock.delivery.dead_letters import DeadLetters, DeadLetterStream
 from penstock.errors import ConfigurationError, NotFound
-from penstock.keys import BalancerKeys, QueueKeys, TaskKeys, check_name
+from penstock.keys import BalancerKeys, QueueKeys, StreamKeys, TaskKeys, check_name
 from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
@@ -425,7 +425,7 @@ def _between(matching: DeadLetterFilter) -> DeadLetterFilter:
 def _usual(name: str, *, is_cluster: bool) -> Iterator[str]:
     """Yield the names of the dead letters of what may be called so: a stream, a queue, a task queue or a service."""
     makers: tuple[Callable[[], str], ...] = (
-        lambda: f"{name}_dlq",
+        lambda: StreamKeys(name).default_dead_letters(),
         lambda: QueueKeys(name).dead_letter,
         lambda: TaskKeys.of(name, "", is_cluster).dead,
         lambda: BalancerKeys(name).dead_letters,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from penstock import ids
 from penstock.errors import ClusterSlotError
-from penstock.keys import QueueKeys, check_same_slot
+from penstock.keys import QueueKeys, StreamKeys, TaskKeys, check_same_slot
 from penstock.keys.stream_names import task_stream
 from penstock.ops.model import (
     MOST_CONSUMERS,
@@ -41,7 +41,10 @@ def hash_tags(streams: Sequence[StreamInfo]) -> list[Finding]:
     found = []
     for stream in streams:
         # Task queues and services choose the slot of their dead letters themselves.
-        usual = {StreamKind.STREAM: f"{stream.name}_dlq", StreamKind.QUEUE: QueueKeys(stream.name).dead_letter}
+        usual = {
+            StreamKind.STREAM: StreamKeys(stream.name).default_dead_letters(),
+            StreamKind.QUEUE: QueueKeys(stream.name).dead_letter,
+        }
         if stream.kind in usual and stream.groups:
             try:
                 check_same_slot(stream.name, usual[stream.kind], "dlq_stream")
@@ -222,7 +225,7 @@ def without_live_consumers(streams: Sequence[StreamInfo], consumers: Sequence[Co
 
 def _lane_of(stream: StreamInfo) -> Lane:
     of_tasks = task_stream(stream.name) if stream.kind is StreamKind.TASKS else None
-    name = stream.name.removeprefix(f"{of_tasks[0]}.tasks").removeprefix(".") if of_tasks else ""
+    name = stream.name.removeprefix(TaskKeys(of_tasks[0]).stream_name()).removeprefix(".") if of_tasks else ""
     return Lane.parse(name) or DEFAULT
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock import ids
 from penstock.errors import ConfigurationError
+from penstock.keys import TaskKeys
 from penstock.ops.model import GroupInfo, GroupLag, Overview, ReaderPosition, StreamInfo, StreamKind, TaskQueueInfo
 from penstock.ops.sampler import Sampler
 from penstock.ops.streams import dead_letters_of
@@ -188,7 +189,7 @@ def _task_metrics(queues: Sequence[TaskQueueInfo], streams: Sequence[StreamInfo]
     main |= {
         each.owner: each.name for each in streams if each.kind is StreamKind.TASKS and each.name.endswith(".tasks")
     }
-    named = [(main.get(queue.name, f"{queue.name}.tasks"), queue) for queue in queues]
+    named = [(main.get(queue.name, TaskKeys(queue.name).stream_name()), queue) for queue in queues]
     yield _gauges(
         "queue_pending_total", "Open tasks.", ["stream", "kind"],
         (([stream, kind], number) for stream, queue in named for kind, number in _by_kind(queue.open_by_kind)),

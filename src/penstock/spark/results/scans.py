@@ -373,7 +373,7 @@ class RedisResultScan:
     def _options(self, **more: str) -> SourceOptions:
         # The stream is named as the queue names it in a cluster, which the client knows.
         first = SourceOptions.parse({**self.given, "streams": self.queue})
-        return SourceOptions.parse({**self.given, **more, "streams": f"{self._keys(first).name}.results"})
+        return SourceOptions.parse({**self.given, **more, "streams": self._keys(first).results_name})
 
     def _keys(self, options: SourceOptions) -> TaskKeys:
         client = options.link.client()

@@ -15,7 +15,7 @@ from penstock.model import StreamMessage
 from penstock.runtime.threads import IS_ASYNC, Activity, Threads
 from penstock.type_checks import check_arguments
 
-logger = logging.getLogger("penstock.sync.streams")
+logger = logging.getLogger("penstock.sync.delivery")
 
 BatchHandler: TypeAlias = Callable[[list[StreamMessage]], Any]
 MessageHandler: TypeAlias = Callable[[StreamMessage], Any]

@@ -18,7 +18,7 @@ from penstock.sync.delivery.group_commands import Parking
 from penstock.sync.delivery.in_flight import InFlight
 from penstock.sync.delivery.reader import MessageReader
 
-logger = logging.getLogger("penstock.sync.streams")
+logger = logging.getLogger("penstock.sync.delivery")
 CLEANUP_TIMEOUT_S = 5.0
 _FLUSH_EVERY_S = 0.1
 

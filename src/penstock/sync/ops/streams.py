@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock import envelope, ids
 from penstock.errors import NotFound, PenstockError
-from penstock.keys import BalancerKeys, QueueKeys, TaskKeys
+from penstock.keys import BalancerKeys, QueueKeys, StreamKeys, TaskKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.ops.payloads import Row, fields_of, shown
@@ -142,10 +142,10 @@ class Streams:
 
     def _dead_letters_of(self, look: Look, kind: StreamKind, owner: str) -> str:
         if kind is StreamKind.STREAM:
-            return f"{look.name}_dlq"
+            return StreamKeys(look.name).default_dead_letters()
         if kind is StreamKind.QUEUE:
             return QueueKeys(look.name).dead_letter
-        if kind is StreamKind.TASKS and look.name == f"{owner}.tasks":  # of its lanes, the first one stands for all
+        if kind is StreamKind.TASKS and look.name == TaskKeys(owner).stream_name():  # this lane stands for all
             return TaskKeys.of(owner, "", self._client.is_cluster).dead
         if kind is StreamKind.SERVICE and not self._client.prefix:
             return BalancerKeys(owner).dead_letters

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 from penstock.errors import text_of
@@ -167,6 +168,8 @@ class Processing:
             logger.exception(
                 "message %s of queue %s could not be settled after its handler failed", delivery.id, self._key.name
             )
+        if not is_innocent:
+            self._note(delivery, error)
 
     def _fail(self, delivery: Delivery, error: BaseException, is_innocent: bool) -> None:
         has_one_chance = self._gateway.is_at_most_once
@@ -188,6 +191,13 @@ class Processing:
         else:
             reason = verdict.reason if isinstance(verdict, GiveUp) else None
             self._report(delivery.dead_letter(reason, error), "dead-lettered", None)
+
+    def _note(self, delivery: Delivery, error: BaseException) -> None:
+        # The caller logs the error, once: only the message is missing there.
+        note = f"message {delivery.id} of queue {self._key.name}, attempt {delivery.attempts}"
+        with suppress(Exception):  # an error may refuse notes
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
 
     def _retry(self, delivery: Delivery, delay_s: float, *, counts: bool) -> None:
         is_done = delivery.retry(delay_s, counts=counts)

@@ -18,6 +18,7 @@ from penstock import task as values
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.dead_letter_record import MAX_TRACEBACK
 from penstock.errors import ConfigurationError
+from penstock.keys import TaskKeys
 from penstock.number_checks import number_of_seconds
 from penstock.runtime.threads import Flag
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
@@ -223,7 +224,8 @@ class StubQueue:
         self._given_up += 1
         letter = DeadTask(
             f"0-{self._given_up}", task_id, task.kind, reason, error, text, entry.runs, int(self._now() * 1000),
-            f"{self.name}.tasks", self.consumer, 0, values.encode(task), traceback=traceback[-MAX_TRACEBACK:],
+            TaskKeys(self.name).stream_name(), self.consumer, 0, values.encode(task),
+            traceback=traceback[-MAX_TRACEBACK:],
         )  # fmt: skip
         self.dead.append(letter)
         if self._given_up % self._dead_letter_limits.together == 0 or self._now() >= self._limited_s + _LIMITS_EVERY_S:
