@@ -36,8 +36,8 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## Watch a queue survive a killed worker, on an embedded server
-	@$(BIN)/python -m penstock demo
+demo: $(VENV)/.demo ## Watch a queue survive a killed worker, on an embedded server (ARGS="--stay" keeps it running)
+	@$(BIN)/python -m penstock demo $(ARGS)
 
 test: $(VENV)/.dev ## Run the tests on all cores (ARGS="..." goes to pytest)
 	@$(BIN)/python $(PYTEST) $(ARGS)

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import redis
@@ -59,11 +59,38 @@ async def test_dead_letters_by_cause_are_found_again_as_rarely_as_they_are_costl
     assert (await live.failures("orders", everything, "")).read == 1
     now_s[0] += 0.2
     assert (await live.failures("orders", everything, "")).read == 2
-    live.forget_failures()
+    live.forget()
     assert (await live.failures("orders", everything, "")).read == 3
     for n in range(100):
         await live.failures("orders", DeadLetterFilter(since_ms=n), f"reason-{n}")
     assert len(live._failures) == 50
+
+
+async def test_browsers_share_the_values_of_a_page_until_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, samples, loaded = [1_000.0], [SimpleNamespace(at_ms=1)], list[str]()
+    live = Live(cast("Inspector", SimpleNamespace()), 2.0)
+    monkeypatch.setattr("penstock.dashboard.live.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(live, "sampler", SimpleNamespace(samples=samples))
+
+    async def ask(place: str) -> int:
+        async def load() -> dict[str, Any]:
+            loaded.append(place)
+            await asyncio.sleep(0)  # others ask meanwhile
+            return {"number": len(loaded)}
+
+        return int((await live.page(place, load))["number"])
+
+    assert await asyncio.gather(*(ask("/workers") for _ in range(5))) == [1] * 5
+    assert await ask("/queues") == 2
+    samples.append(SimpleNamespace(at_ms=2))
+    assert await asyncio.gather(*(ask("/workers") for _ in range(5))) == [3] * 5
+    now_s[0] += 2  # where samples are rare
+    assert await ask("/workers") == 4
+    live.forget()
+    assert await ask("/workers") == 5
+    for n in range(100):
+        await ask(f"/streams?match={n}")
+    assert len(live._pages) == 50
 
 
 def test_every_page_of_a_busy_server_answers_as_html_and_as_json(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,11 +179,14 @@ def test_grafana_is_told_where_the_numbers_and_the_dashboard_are() -> None:
     assert f"{provider['options']['path']}/penstock.json" in inside
 
 
-def test_prometheus_scrapes_the_exporter() -> None:
+def test_prometheus_scrapes_the_exporter_and_pipelines() -> None:
     services = documents(DEPLOY / "compose.yml")[0]["services"]
     [config] = documents(DEPLOY / "prometheus/prometheus.yml")
-    [job] = config["scrape_configs"]
-    host, port = job["static_configs"][0]["targets"][0].split(":")
+    exporter, pipelines = [job["static_configs"][0]["targets"][0] for job in config["scrape_configs"]]
+    pipeline_host, pipeline_port = pipelines.split(":")
+    assert f"{pipeline_host}:host-gateway" in services["prometheus"]["extra_hosts"]
+    assert f"--metrics-port {pipeline_port} " in (DEPLOY.parent / "docs/how-to/monitor.md").read_text()
+    host, port = exporter.split(":")
     [option] = [each for each in COMMANDS[("exporter",)].params if each.name == "port"]
     assert (host in services, int(port)) == (True, option.default)
     assert all((DEPLOY / "prometheus" / name).is_file() for name in config["rule_files"])
@@ -193,7 +200,8 @@ def test_compose_names_what_exists_and_shows_no_secret() -> None:
         assert set(service.get("depends_on", ())) <= services.keys()
         assert "token" not in " ".join(service.get("command", ())).lower()
         if "build" in service:
-            assert (DEPLOY / service["build"]["dockerfile"]).is_file()
+            context = DEPLOY / service["build"]["context"]
+            assert (context / service["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
             assert service["environment"]["PENSTOCK_URL"] == "redis://redis:6379"
         for volume in service.get("volumes", ()):
             outside = volume.split(":")[0]
@@ -202,6 +210,19 @@ def test_compose_names_what_exists_and_shows_no_secret() -> None:
             assert port.startswith("127.0.0.1:")  # to open them to others is a decision
     [option] = [each for each in COMMANDS[("dashboard",)].params if each.name == "token"]
     assert option.envvar in services["dashboard"]["environment"]
+
+
+@pytest.mark.rotates
+def test_the_image_is_built_from_files_that_suffice(tmp_path: Path) -> None:
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split("\n")
+    for name in (line[1:] for line in ignored if line.startswith("!")):
+        copy = shutil.copytree if (DEPLOY.parent / name).is_dir() else shutil.copy
+        copy(DEPLOY.parent / name, tmp_path / name)
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "built"]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    [wheel] = (tmp_path / "built").iterdir()
+    with zipfile.ZipFile(wheel) as packed:
+        assert {"penstock/cli/app.py", "penstock/dashboard/static/dashboard.js"} <= set(packed.namelist())
 
 
 def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
@@ -233,15 +254,18 @@ VERSIONS = {"Deployment": "apps/v1", "Service": "v1", "ScaledObject": "keda.sh/v
 
 # Of the strict schemas of kubernetes-json-schema (Apache 2.0), what these kinds refer to, without descriptions.
 SCHEMAS = Path(__file__).parent / "vendor/kubernetes-1.37.json"
+# Written from the reference of KEDA 2: what its ScaledObject takes with a trigger on Prometheus.
+SCALED_OBJECT = Path(__file__).parent / "scaled_object.json"
 
 
 @pytest.mark.parametrize(
     "manifest",
-    [each for each in manifests() if each["kind"] != "ScaledObject"],  # KEDA's kind is none of Kubernetes' own
+    manifests(),
     ids=lambda each: f"{each['kind']} {each['metadata']['name']}",
 )
 def test_manifests_are_what_the_api_of_kubernetes_takes(manifest: dict[str, Any]) -> None:
     schemas = json.loads(SCHEMAS.read_text())
+    schemas["$defs"] |= json.loads(SCALED_OBJECT.read_text())["$defs"]
     kinds = {name.rpartition(".")[2]: name for name in schemas["$defs"]}
     validator = jsonschema.Draft202012Validator({**schemas, "$ref": f"#/$defs/{kinds[manifest['kind']]}"})
     assert [error.message for error in validator.iter_errors(manifest)] == []

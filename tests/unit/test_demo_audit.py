@@ -130,3 +130,18 @@ def test_what_time_did_not_allow_is_told(monkeypatch, summary):
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 0
     assert "Time ran out" in result.stderr
+
+
+def test_the_command_that_is_named_next_is_one_that_the_shell_finds(monkeypatch, tmp_path, summary):
+    script = tmp_path / "my clone" / "bin" / "penstock"
+    monkeypatch.setattr("sys.executable", str(script.with_name("python")))
+    monkeypatch.setattr(demo_command, "play", lambda *_: summary)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo_command.program() == f"'{script.with_name('python')}' -m penstock"
+    script.parent.mkdir(parents=True)
+    script.touch(mode=0o755)
+    assert demo_command.program() == f"'{script}'"
+    monkeypatch.chdir(script.parents[1])
+    assert "Run `bin/penstock demo --stay` to keep" in CliRunner().invoke(app, ["demo"]).stderr
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert demo_command.program() == "penstock"

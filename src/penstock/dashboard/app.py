@@ -103,7 +103,7 @@ class Dashboard:
         if not self._access.is_let_in(request):
             return self._to_login(request)
         await self._live.start()
-        values = await page.load(self._view(request.query_params.multi_items()))
+        values = await self._values(page, request)
         done = await self._audit.record(request.query_params.get("done", ""))
         values = {"title": page.title, "section": page.section, "is_live": page.is_live, "done": done, **values}
         return self._html(request, page.template, values, json_path=page.json_path)
@@ -111,8 +111,13 @@ class Dashboard:
     async def _json(self, page: DashboardPage, request: Request) -> Response:
         self._check(request)
         await self._live.start()
-        values = await page.load(self._view(request.query_params.multi_items()))
+        values = await self._values(page, request)
         return Response(to_json(values), media_type="application/json")
+
+    async def _values(self, page: DashboardPage, request: Request) -> Mapping[str, Any]:
+        given = tuple(each for each in request.query_params.multi_items() if each[0] != "done")
+        load = partial(page.load, self._view(given))
+        return await (self._live.page((page.path, given), load) if page.is_live else load())
 
     async def _value(self, request: Request) -> Response:
         self._check(request)
@@ -160,10 +165,11 @@ class Dashboard:
         except PenstockError as error:
             await self._audit.write("failed", name, who, given, str(error))
             raise
+        else:
+            logger.info("%s: %s", who, text)
+            done = await self._audit.write("done", name, who, given, text)
         finally:
-            self._live.forget_failures()
-        logger.info("%s: %s", who, text)
-        done = await self._audit.write("done", name, who, given, text)
+            self._live.forget()
         back = self._local(request, view.text("back"))
         return RedirectResponse(f"{back}{'&' if '?' in back else '?'}{urlencode({'done': done})}", 303)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.ops import DeadLetterFilter, FailureGroups, Inspector, Overview, Sample, Sampler
 from penstock.shown import to_json
@@ -14,7 +16,19 @@ _SHARE = (
     50  # seconds for which causes are shown for each second that finding them took: at most 2% of the server's time
 )
 _MOST_FILTERS = 50  # whose causes are kept
+_MOST_PAGES = 50  # whose values are kept
+_OLDEST_PAGE_S = 2.0  # where samples are rarer than this
 _LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the server busy for too long
+
+
+@dataclass(slots=True)
+class _Shared:
+    """The values of a page, for every browser that asks before the next sample."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    values: dict[str, Any] | None = None
+    sample_ms: int = 0
+    end_s: float = 0.0
 
 
 class Live:
@@ -23,6 +37,7 @@ class Live:
     def __init__(self, inspector: Inspector, every_s: float) -> None:
         self._inspector, self.sampler = inspector, Sampler(inspector, every_s=every_s)
         self._failures: dict[tuple[str, Hashable], tuple[float, FailureGroups]] = {}  # each with its end
+        self._pages: dict[Hashable, _Shared] = {}
         self._finding = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._is_started = self._is_ending = False
@@ -57,6 +72,21 @@ class Live:
         """What the last good sample saw; None before the first one."""
         return self.sampler.overview
 
+    async def page(self, place: Hashable, load: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        """Return the values of a page: those of the browser that asked first, until there is a new sample.
+
+        Each sample makes every browser ask again, at the same time.
+        """
+        shared = self._pages.setdefault(place, _Shared())
+        if len(self._pages) > _MOST_PAGES:
+            del self._pages[next(iter(self._pages))]
+        async with shared.lock:
+            newest_ms = self.sampler.samples[-1].at_ms if self.sampler.samples else 0
+            if shared.values is None or shared.sample_ms != newest_ms or time.monotonic() >= shared.end_s:
+                shared.values = await load()
+                shared.sample_ms, shared.end_s = newest_ms, time.monotonic() + _OLDEST_PAGE_S
+            return shared.values
+
     async def failures(self, stream: str, matching: DeadLetterFilter, asked: Hashable) -> FailureGroups:
         """Return dead letters by cause, for all browsers together; they are as old as their cost makes them.
 
@@ -74,9 +104,9 @@ class Live:
                 del kept[next(iter(kept))]
             return found
 
-    def forget_failures(self) -> None:
-        """Find causes anew: an operator has changed something."""
-        self._failures = {}  # what is being found at this moment goes into the old one
+    def forget(self) -> None:
+        """Find causes and load pages anew: an operator has changed something."""
+        self._failures, self._pages = {}, {}  # what is being found at this moment goes into the old ones
 
     async def feed(self) -> AsyncIterator[str]:
         """Yield server-sent events: `history`, with everything that is remembered, then `sample` for each new one."""

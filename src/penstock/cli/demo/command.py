@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import queue
+import shlex
+import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -38,9 +42,9 @@ The server keeps running at {url}, with a producer and {workers} workers.{dashbo
 Inspect it from another terminal:
 
   export PENSTOCK_URL={url}
-  penstock top
-  penstock stream ls
-  penstock dlq ls
+  {penstock} top
+  {penstock} stream ls
+  {penstock} dlq ls
 
 Ctrl-C stops everything."""
 
@@ -73,7 +77,18 @@ def demo(
     show(summary, as_json)
     if not summary.holds:
         raise typer.Exit(1)
-    say("Run `penstock demo --stay` to keep the server running, with a producer, workers and a dashboard.")
+    say(f"Run `{program()} demo --stay` to keep the server running, with a producer, workers and a dashboard.")
+
+
+def program() -> str:
+    """Return how a shell calls this installation: that of a clone is not on PATH."""
+    script = Path(sys.executable).with_name("penstock")
+    if not script.exists():
+        return f"{shlex.quote(sys.executable)} -m penstock"
+    found, here = shutil.which("penstock"), Path.cwd()
+    if found is not None and script.samefile(found):
+        return "penstock"
+    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
 
 
 def play(
@@ -92,7 +107,7 @@ def _stay(plan: Plan, as_json: bool, summary: DemoSummary, server: EmbeddedServe
     show(summary, as_json)
     with _dashboard(server.unix_url) as address:
         where = f" The dashboard is at\n{address} (actions allowed)." if address else ""
-        say(_HOW_TO_LOOK.format(url=server.url, workers=WORKERS, dashboard=where))
+        say(_HOW_TO_LOOK.format(url=server.url, workers=WORKERS, dashboard=where, penstock=program()))
         asyncio.run(_keep_busy(server.unix_url, workers, plan))
 
 
