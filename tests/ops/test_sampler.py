@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import redis
 
+import penstock.ops.inspector as inspector_module
 import penstock.ops.lag as lag_module
 import penstock.ops.sampler as sampler_module
+import penstock.ops.servers as servers_module
 import penstock.ops.streams as streams_module
 from penstock import StreamClient
 from penstock.errors import ConnectionLost, NotFound
@@ -176,6 +180,27 @@ async def test_a_server_that_is_away_gives_a_sample_with_an_error(
         server.kill()
         assert (await sampler.sample()).error
     assert len(sampler.samples) == 2
+
+
+@pytest.mark.usefixtures("default_server")
+async def test_a_sample_of_an_outage_has_the_time_of_the_servers_clock(
+    inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def an_hour_ahead() -> float:
+        return real_time() + 3_600
+
+    async def fail(*_: object, **options: object) -> None:
+        raise ConnectionLost("the connection broke")
+
+    real_time, sampler = time.time, Sampler(inspector)
+    clock = SimpleNamespace(time=an_hour_ahead, time_ns=lambda: round(an_hour_ahead() * 1e9), monotonic=time.monotonic)
+    for module in (sampler_module, servers_module, inspector_module):
+        monkeypatch.setattr(module, "time", clock)
+    good = await sampler.sample()
+    monkeypatch.setattr(type(inspector.streams), "overview", fail)
+    bad = await sampler.sample()
+    assert (good.error, bad.error) == ("", "the connection broke")
+    assert abs(bad.at_ms - good.at_ms) < 600_000
 
 
 @pytest.mark.usefixtures("default_server")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 import redis
 
+import penstock.ops.streams as streams_module
 import penstock.redis.reading as reading_module
 from penstock import (
     DeadLetters,
@@ -71,6 +72,43 @@ async def test_pages_hold_so_many_and_go_on(inspector: Inspector, raw: redis.Red
     assert names == [f"s{n}" for n in range(7)]
     assert [info.name for info in (await inspector.streams.page("s[12]")).items] == ["s1", "s2"]
     assert (await inspector.streams.page(kind=StreamKind.QUEUE)).items == ()
+
+
+async def test_a_page_of_a_kind_ends_after_so_many_of_others(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(9):
+        add(raw, 1, f"s{n}")
+    raw.xgroup_create("s6", "queue", "0")
+    monkeypatch.setattr(streams_module, "_MOST_OF_A_PAGE", 4)
+    found = [await inspector.streams.page(kind=StreamKind.QUEUE, limit=2, cursor=cursor) for cursor in ("", "s3", "s7")]
+    assert [([info.name for info in page.items], page.cursor) for page in found] == [
+        ([], "s3"),
+        (["s6"], "s7"),
+        ([], ""),
+    ]
+    assert [len((await inspector.streams.page(limit=limit)).items) for limit in (3, 9)] == [3, 9]
+
+
+async def test_queues_and_services_come_in_pages(client: StreamClient, inspector: Inspector, raw: redis.Redis) -> None:
+    for n in range(5):
+        add(raw, 1, f"mail-{n}")
+        raw.xgroup_create(f"mail-{n}", "queue", "0")
+        await RedisTaskQueue(client, f"jobs-{n}").enqueue(Task(kind="render"))
+        raw.xgroup_create(f"svc-{n}-input", f"svc-{n}-group", "0", mkstream=True)
+    for noun, names in ((inspector.queues, "mail"), (inspector.tasks, "jobs"), (inspector.services, "svc")):
+        everything, cursor, found = await noun.all(), "", list[object]()
+        while True:
+            page = await noun.page(limit=2, cursor=cursor)
+            assert len(page.items) <= 2
+            found += page.items
+            cursor = page.cursor
+            if not cursor:
+                break
+        assert [each.name for each in everything] == [f"{names}-{n}" for n in range(5)]
+        assert [str(each).partition("oldest")[0] for each in found] == [
+            str(each).partition("oldest")[0] for each in everything
+        ]
 
 
 async def test_a_client_with_a_prefix_sees_its_own_streams_by_their_names(redis_url: str, raw: redis.Redis) -> None:

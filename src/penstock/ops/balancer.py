@@ -38,7 +38,17 @@ class Services:
 
     async def all(self) -> list[ServiceInfo]:
         """Return the services, by name."""
-        looks = await self._catalogue.look_at_services(await self._catalogue.services())
+        return await self._known(await self._catalogue.services())
+
+    async def page(self, *, limit: int = 100, cursor: str = "") -> Page[ServiceInfo]:
+        """Return services by name, page by page."""
+        check_number("limit", limit)
+        names = [name for name in await self._catalogue.services() if name > cursor]
+        found = await self._known(names[:limit])
+        return Page(tuple(found), names[limit - 1] if len(names) > limit else "")
+
+    async def _known(self, names: Sequence[str]) -> list[ServiceInfo]:
+        looks = await self._catalogue.look_at_services(names)
         return await self._infos([(BalancerKeys(_service(look)), look) for look in looks.values() if _is_service(look)])
 
     async def info(self, service: str) -> ServiceInfo:

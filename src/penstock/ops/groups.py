@@ -133,6 +133,7 @@ class Groups:
         consumers of a group with more than 2,000 are not listed: its page is empty.
         """
         check_number("limit", limit)
+        check_name("group", group)
         key, looks = self._catalogue.keys(stream).stream, await self._catalogue.look([stream], only_group=group)
         if any(each.consumers > MOST_CONSUMERS for look in looks.values() for each in look.groups):
             return Page(())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.errors import ConfigurationError
 from penstock.keys import QueueKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
-from penstock.ops.model import GroupKind, QueueInfo, StreamInfo, StreamKind
+from penstock.ops.model import GroupKind, Page, QueueInfo, StreamInfo, StreamKind
 from penstock.ops.streams import Streams
 from penstock.queue.administration import Administration, stats_of
 from penstock.queue.model import GROUP, MessageData, QueueStats
@@ -24,7 +26,14 @@ class MessageQueues:
     async def all(self, match: str = "*") -> list[QueueInfo]:
         """Return all message queues that have been read from, by name."""
         streams, _, _ = await self._streams.overview(match)
-        found = [stream for stream in streams if stream.kind is StreamKind.QUEUE]
+        return await self._counted([stream for stream in streams if stream.kind is StreamKind.QUEUE])
+
+    async def page(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[QueueInfo]:
+        """Return the same, page by page."""
+        page = await self._streams.page(match, StreamKind.QUEUE, limit=limit, cursor=cursor)
+        return Page(tuple(await self._counted(page.items)), page.cursor)
+
+    async def _counted(self, found: Sequence[StreamInfo]) -> list[QueueInfo]:
         calls = [self._administration(stream.name, "::").stats_call for stream in found]
         replies = checked(await run_many(self._client, "queue/stats", calls))
         return [

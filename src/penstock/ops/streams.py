@@ -32,6 +32,7 @@ from penstock.redis.reading import ask, number_or
 
 ARCHIVE_GROUP = "penstock-archive"
 _SAMPLES = 5
+_STEP, _MOST_OF_A_PAGE = 100, 2_000  # streams that are looked at together, and for one page, if few are of a kind
 _SILENT_MS = 10_000  # idle time beyond which pending messages are checked for retries
 _LOOKED_AT = 50  # oldest pending messages of a group that are checked
 
@@ -59,15 +60,15 @@ class Streams:
         check_number("limit", limit)
         names = [name for name in await self._catalogue.names(match) if name > cursor]
         task_queues = await self._catalogue.task_queues()
-        found: list[StreamInfo] = []
-        for start in range(0, len(names), limit):
-            page = names[start : start + limit]
-            for info in await self.look(page, task_queues):
+        found, step = list[StreamInfo](), limit if kind is None else max(limit, _STEP)
+        looked_at = names[: max(limit, _MOST_OF_A_PAGE)]
+        for start in range(0, len(looked_at), step):
+            for info in await self.look(looked_at[start : start + step], task_queues):
                 if kind is None or info.kind is kind:
                     found.append(info)
                     if len(found) == limit:
                         return Page(tuple(found), info.name if info.name != names[-1] else "")
-        return Page(tuple(found))
+        return Page(tuple(found), looked_at[-1] if len(looked_at) < len(names) else "")
 
     async def info(self, name: str, *, memory: bool = True) -> StreamInfo:
         """Return one stream and its groups, with the memory that it takes; raise NotFound if there is none."""

@@ -45,6 +45,13 @@ class TaskQueues:
         there = [each for each, reply in zip(keys, present, strict=True) if reply == 1]
         return [_queue_info(found) for found in await read_gauges(self._client, there)]
 
+    async def page(self, *, limit: int = 100, cursor: str = "") -> Page[TaskQueueInfo]:
+        """Return the numbers of task queues by name, page by page."""
+        check_number("limit", limit)
+        names = [name for name in await self.names() if name > cursor]
+        found = await self.all(names[:limit])
+        return Page(tuple(found), names[limit - 1] if len(names) > limit else "")
+
     async def info(self, queue: str) -> TaskQueueInfo:
         """Return the numbers of one queue; raise NotFound if there is none."""
         await self._lanes(queue)

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import redis
 
+import penstock.sync.ops.inspector as inspector_module
 import penstock.sync.ops.lag as lag_module
 import penstock.sync.ops.sampler as sampler_module
+import penstock.sync.ops.servers as servers_module
 import penstock.sync.ops.streams as streams_module
 from penstock.errors import ConnectionLost, NotFound
 from penstock.redis.embedded import EmbeddedServer
@@ -177,6 +181,27 @@ def test_a_server_that_is_away_gives_a_sample_with_an_error(
         server.kill()
         assert (sampler.sample()).error
     assert len(sampler.samples) == 2
+
+
+@pytest.mark.usefixtures("default_server")
+def test_a_sample_of_an_outage_has_the_time_of_the_servers_clock(
+    inspector: Inspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def an_hour_ahead() -> float:
+        return real_time() + 3_600
+
+    def fail(*_: object, **options: object) -> None:
+        raise ConnectionLost("the connection broke")
+
+    real_time, sampler = time.time, Sampler(inspector)
+    clock = SimpleNamespace(time=an_hour_ahead, time_ns=lambda: round(an_hour_ahead() * 1e9), monotonic=time.monotonic)
+    for module in (sampler_module, servers_module, inspector_module):
+        monkeypatch.setattr(module, "time", clock)
+    good = sampler.sample()
+    monkeypatch.setattr(type(inspector.streams), "overview", fail)
+    bad = sampler.sample()
+    assert (good.error, bad.error) == ("", "the connection broke")
+    assert abs(bad.at_ms - good.at_ms) < 600_000
 
 
 @pytest.mark.usefixtures("default_server")

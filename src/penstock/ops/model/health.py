@@ -136,4 +136,4 @@ class Sample:
     ops_per_s: int = 0
     clients: int = 0
     error: str = ""
-    number: int = 0  # grows by one with each sample; times do not order samples, which come from several clocks
+    number: int = 0  # grows by one with each sample; times may stand still or go back when a clock is set

@@ -39,7 +39,17 @@ class Services:
 
     def all(self) -> list[ServiceInfo]:
         """Return the services, by name."""
-        looks = self._catalogue.look_at_services(self._catalogue.services())
+        return self._known(self._catalogue.services())
+
+    def page(self, *, limit: int = 100, cursor: str = "") -> Page[ServiceInfo]:
+        """Return services by name, page by page."""
+        check_number("limit", limit)
+        names = [name for name in self._catalogue.services() if name > cursor]
+        found = self._known(names[:limit])
+        return Page(tuple(found), names[limit - 1] if len(names) > limit else "")
+
+    def _known(self, names: Sequence[str]) -> list[ServiceInfo]:
+        looks = self._catalogue.look_at_services(names)
         return self._infos([(BalancerKeys(_service(look)), look) for look in looks.values() if _is_service(look)])
 
     def info(self, service: str) -> ServiceInfo:

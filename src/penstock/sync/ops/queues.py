@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.errors import ConfigurationError
 from penstock.keys import QueueKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.queue.model import GROUP, MessageData, QueueStats
 from penstock.redis.translate import checked
-from penstock.sync.ops.model import GroupKind, QueueInfo, StreamInfo, StreamKind
+from penstock.sync.ops.model import GroupKind, Page, QueueInfo, StreamInfo, StreamKind
 from penstock.sync.ops.streams import Streams
 from penstock.sync.queue.administration import Administration, stats_of
 from penstock.sync.redis.client import StreamClient
@@ -25,7 +27,14 @@ class MessageQueues:
     def all(self, match: str = "*") -> list[QueueInfo]:
         """Return all message queues that have been read from, by name."""
         streams, _, _ = self._streams.overview(match)
-        found = [stream for stream in streams if stream.kind is StreamKind.QUEUE]
+        return self._counted([stream for stream in streams if stream.kind is StreamKind.QUEUE])
+
+    def page(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[QueueInfo]:
+        """Return the same, page by page."""
+        page = self._streams.page(match, StreamKind.QUEUE, limit=limit, cursor=cursor)
+        return Page(tuple(self._counted(page.items)), page.cursor)
+
+    def _counted(self, found: Sequence[StreamInfo]) -> list[QueueInfo]:
         calls = [self._administration(stream.name, "::").stats_call for stream in found]
         replies = checked(run_many(self._client, "queue/stats", calls))
         return [

@@ -49,7 +49,7 @@ class Sampler:
         check_number("keep_streams", keep_streams)
         self._inspector, self._every_s, self._match = inspector, every_s, match
         self._samples: deque[Sample] = deque(maxlen=keep)
-        self._taken = 0
+        self._taken, self._skew_ms = 0, 0  # how far the server's clock was ahead of this machine's
         self._points: dict[str, deque[StreamPoint]] = {}
         self._positions: dict[tuple[str, str], deque[GroupPosition]] = {}
         self._added: dict[str, tuple[StreamInfo, int]] = {}  # what was added since, where the server does not count
@@ -93,7 +93,8 @@ class Sampler:
             if not self._samples or not self._samples[-1].error:  # once for each outage
                 logger.warning("cannot take a sample: %s", error, exc_info=not is_expected)
             text = str(error) if is_expected else summary_of(error)
-            sample = Sample(time.time_ns() // 1_000_000, Totals(), error=text)  # the server's clock cannot be asked
+            at_ms = time.time_ns() // 1_000_000 + self._skew_ms  # all times are those of the server's clock
+            sample = Sample(at_ms, Totals(), error=text)
         self._taken += 1
         sample = replace(sample, number=self._taken)
         self._samples.append(sample)
@@ -184,7 +185,7 @@ class Sampler:
             self._points.setdefault(stream.name, deque(maxlen=self._keep_streams)).append(point)
             in_per_s, out_per_s = in_per_s + (point.in_per_s or 0.0), out_per_s + (point.out_per_s or 0.0)
         self._note_commits(found, added)
-        self._overview = found
+        self._overview, self._skew_ms = found, round(found.servers[0].clock_skew_s * 1000) if found.servers else 0
         return Sample(
             found.at_ms, found.totals, in_per_s, out_per_s,
             sum(server.used_memory for server in found.servers), sum(server.max_memory for server in found.servers),
