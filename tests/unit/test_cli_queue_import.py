@@ -56,4 +56,5 @@ def test_the_report_is_there_as_json(default_server: EmbeddedServer, raw: redis.
         "failed": 0,
         "dedup_keys": 0,
         "is_complete": True,
+        "is_dry_run": False,
     }

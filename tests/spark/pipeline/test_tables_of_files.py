@@ -158,6 +158,28 @@ def test_a_driver_that_is_killed_when_it_has_added_columns_leaves_no_row_out(
     assert rows_of(loaded(tmp_path).scan().to_arrow(), "n", "word") == expected
 
 
+def test_parquet_files_on_a_disk_survive_a_crash_of_the_machine(
+    spark: SparkSession, pipeline_of: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "new" / "table", dict[int, str]()
+
+    def noted(place: Path) -> None:
+        when = "after" if [*path.glob("batch=*")] else "before"
+        synced.setdefault(place.stat().st_ino, when)
+        if place in (path, path.parent):
+            synced[place.stat().st_ino] = when
+
+    monkeypatch.setattr("penstock.spark.lake.files.sync", noted)
+    writer = writer_of(Parquet(str(path), partition_by=("n",)), pipeline_of(), spark)
+    assert writer.write(spark.range(4).selectExpr("id", "id % 2 AS n"), BatchKey("q", 0), no_fail_point)
+    (batch,) = path.glob("batch=*")
+    assert {synced.get(each.stat().st_ino) for each in (batch, *batch.rglob("*"))} == {"before"}
+    assert (synced[path.stat().st_ino], synced[path.parent.stat().st_ino]) == ("after", "before")
+    synced.clear()  # as if another driver had renamed it, and was killed
+    assert not writer.write(spark.range(4).selectExpr("id", "id % 2 AS n"), BatchKey("q", 0), no_fail_point)
+    assert synced[path.stat().st_ino] == "after"
+
+
 @pytest.mark.rotates
 def test_delta_and_parquet_get_a_column_for_each_transform_in_utc_whatever_the_session_says(
     spark: SparkSession, pipeline_of: Declare, tmp_path: Path

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock.errors import ConfigurationError
-from penstock.spark.lake.files import LocalStore, StoredFile
+from penstock.spark.lake.files import LocalStore, StoredFile, make_directory
 from penstock.spark.runtime.master import is_connect
 
 if TYPE_CHECKING:
@@ -132,6 +132,19 @@ class Files:
         if found is None or path.startswith("file:"):
             return found
         return local_path(self.qualified(path))
+
+    def create(self, folder: str) -> None:
+        """Create a folder durably if it is on a disk of this machine; elsewhere do nothing."""
+        local = self.local(folder)
+        if local is not None:
+            make_directory(local)
+
+    def sync(self, folder: str) -> None:
+        """Make a folder on a disk of this machine, with its files and its name, survive a crash of the machine."""
+        local = self.local(folder)
+        if local is not None:
+            store = LocalStore(local.parent)
+            store.sync(file.path for file in store.walk(local.name, has_drafts=True))  # Hadoop's checksums are drafts
 
     def _at(self, path: str) -> tuple[Any, Any]:
         target = self._jvm.org.apache.hadoop.fs.Path(path)

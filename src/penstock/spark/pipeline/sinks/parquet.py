@@ -4,7 +4,7 @@ Each attempt writes to its own folder `<path>/_penstock/<batch>.<attempt>`, so t
 harm. `<path>/batch=<batch>` is a complete batch and is not written again; a batch without rows has no folder. Readers
 of Parquet skip names that begin with an underscore, and read `batch=...` as a column. In an object store, where a
 rename copies file by file, `<path>/_complete/batch=<batch>` marks a batch as complete; without it, the batch is
-written again.
+written again. On a local disk, files are synced before the rename, and the rename before the batch counts as written.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ class ParquetWriter(FileSink):
         path, files = self._sink.path, self._files
         hidden, shown = joined(path, _HIDDEN, attempt_of(key)), self._shown(key)
         if files.is_shown(shown):
+            files.sync(shown)  # a driver may have been killed after the rename
             tidy(files, joined(path, _HIDDEN), key)
             return False
+        files.create(path)
         files.hide(shown)
         count = written(
             rows, hidden, files.walk, partition_by=self.partitions.names, compression=self._sink.compression
@@ -99,10 +101,12 @@ class ParquetWriter(FileSink):
 
     def _show(self, hidden: str, shown: str) -> bool:
         """Publish the batch; return whether it was new."""
+        self._files.sync(hidden)
         try:
             self._files.show(hidden, shown)
         except FileExistsError:
             if not self._files.is_shown(shown):
                 raise
             return False  # another driver was faster
+        self._files.sync(shown)
         return True
