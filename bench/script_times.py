@@ -26,6 +26,7 @@ import redis
 
 from penstock.dead_letter_limits import DeadLetterLimits
 from penstock.errors import FatalError, RetryLater
+from penstock.ops.model import TaskState
 from penstock.redis import scripts
 from penstock.redis.retry import Repeat
 from penstock.sync import (
@@ -140,13 +141,15 @@ class Large:
             queue.enqueue_many([Task(kind="render", payload=payload) for _ in range(count // 4)], delay=0.01)
             queue.enqueue_many([Task(kind="other", payload=payload) for _ in range(count // 4)])
             late = queue.enqueue_many([Task(kind="render", payload=payload) for _ in range(4)], delay=3_000)
-            self.inspector.tasks.tasks("jobs")
+            for state in (TaskState.QUEUED, TaskState.SCHEDULED):
+                self.inspector.tasks.tasks("jobs", state)
             queue.list_tasks(10)
             for task_id in late:
                 self.inspector.tasks.cancel("jobs", task_id)
             with RedisTaskQueue(client, "jobs", idle_ms=60) as dead:
                 for _ in range(5):
                     dead.pop_many(10, block=False)
+                self.inspector.tasks.tasks("jobs", TaskState.RUNNING)
             queue.enqueue_many([Task(kind="render", payload=ends) for _ in range(count // 4)])
             Worker(queue, handlers, burst=True, concurrency=8, handle_signals=False).run()
             queue.push_result(Result(task_id="by-itself", kind="render", data=payload))

@@ -365,6 +365,16 @@ async def test_a_small_task_is_shown_whole_beside_large_ones(inspector: Inspecto
     ]
 
 
+async def test_an_entry_that_is_no_task_is_called_so_however_long_its_other_fields_are(
+    inspector: Inspector, queue: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    await queue.enqueue(Task(kind="a", id="first"))
+    raw.xadd(f"{QUEUE}.tasks", {"data": "no task", "task_id": "one", "other": "x" * 5_000})
+    [_, task] = (await inspector.tasks.tasks(QUEUE, max_value_bytes=1_000)).items
+    assert (task.id, task.is_cut) == ("one", False)
+    assert "not a valid task" in task.error
+
+
 async def test_ids_are_found_by_their_beginning_without_a_look_at_the_tasks(
     inspector: Inspector, large_tasks: RedisTaskQueue, raw: redis.Redis
 ) -> None:

@@ -162,7 +162,7 @@ def unread_settings(server: ServerInfo, services: Sequence[ServiceInfo]) -> list
 
 def not_examined(where: str, what: str, right: str) -> Finding:
     """Return the finding that something could not be examined, and the right that is missing."""
-    shows = "" if right == "INFO" or right.startswith("the keys") else ", which also shows passwords or their hashes"
+    shows = ", which also shows passwords or their hashes" if right.startswith(("CONFIG", "ACL")) else ""
     fix = f"run the doctor as an administrator, or allow the user {right}{shows}"
     return Finding("not-examined", Severity.INFO, where, f"not examined: {what}", fix, _RIGHTS)
 

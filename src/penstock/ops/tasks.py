@@ -182,7 +182,8 @@ class TaskQueues:
             return _task_info(queue, lane, state, TaskEntries(self._keys(queue), self._client.protection).read(fields))
         except Malformed as error:
             found = TaskInfo(queue, error.task_id, state, error.kind, lane, error=str(error))
-            if all(int(row[at + 2]) <= len(row[at + 1]) for at in range(1, len(row), 3)):
+            missing = {row[at]: int(row[at + 2]) - len(row[at + 1]) for at in range(1, len(row), 3)}
+            if missing.get(envelope.DATA.encode(), 0) <= 0:
                 return found
             place, runs = Lane.parse(lane) or DEFAULT, runs_elsewhere(envelope.as_mapping(fields))
             return replace(
