@@ -21,11 +21,12 @@ class MessageQueues:
     def __init__(self, client: StreamClient, streams: Streams) -> None:
         self._client, self._streams = client, streams
 
-    async def all(self, match: str = "*") -> list[QueueInfo]:
-        """Return all message queues that have been read from, by name."""
+    async def all(self, match: str = "*", *, key_separator: str = "::") -> list[QueueInfo]:
+        """Return all message queues that have been read from, by name; one whose name has the separator has `::`."""
         streams, _, _ = await self._streams.overview(match)
         found = [stream for stream in streams if stream.kind is StreamKind.QUEUE]
-        calls = [self._administration(stream.name, "::").stats_call for stream in found]
+        separators = ["::" if key_separator in stream.name else key_separator for stream in found]
+        calls = [self._administration(each.name, own).stats_call for each, own in zip(found, separators, strict=True)]
         replies = checked(await run_many(self._client, "queue/stats", calls))
         return [
             _numbers(stream, stats_of(reply, _lag(stream).count)) for stream, reply in zip(found, replies, strict=True)
