@@ -105,7 +105,7 @@ CASES: dict[str, Case] = {
     "health": Case(reads=True, unknown=("--stream", "nosuch"), bad=("--max-lag", "-1")),
     "doctor": Case(reads=True),
     "acl": Case(("--role", "worker", "--stream", "orders"), bad=("--role", "emperor"), reads=True),
-    "top": Case(("--every", "10ms", "-n", "1"), ("--stream", "nosuch"), ("--every", "soon"), reads=True),
+    "top": Case(("--every", "10ms", "--samples", "1"), ("--stream", "nosuch"), ("--every", "soon"), reads=True),
     "exporter": Case(
         None, ("--stream", "nosuch", "--port", "0"), ("--port", "99999"),
         note="it runs until it is stopped: test_worker_command.py",
@@ -127,7 +127,7 @@ CASES: dict[str, Case] = {
     "archive verify": Case(None, ("--archive", "{place}"), (), needs_server=False, note="likewise"),
     "archive compact": Case(None, ("--archive", "{place}"), (), needs_server=False, note="likewise"),
     "archive import": Case(
-        None, ("--from", "{place}", "--archive", "{place}"), ("--archive", "{place}"), needs_server=False,
+        None, ("--source", "{place}", "--archive", "{place}"), ("--archive", "{place}"), needs_server=False,
         note="tests/spark/archive/test_old_format.py",
     ),
     "replay": Case(
@@ -167,7 +167,7 @@ def test_options_are_spelled_alike_everywhere(name: str) -> None:
     shorts = {short for each in options.values() for short in each.opts if len(short) == 2}
     meant = {short: each.name for each in options.values() for short in each.opts if len(short) == 2}
     assert {"-v": "verbose", "-q": "quiet"}.items() <= meant.items()
-    for short, long in {"-y": "yes", "-c": "concurrency", "-p": "processes", "-o": "output"}.items():
+    for short, long in {"-y": "yes", "-c": "concurrency", "-p": "processes", "-o": "output", "-n": "limit"}.items():
         assert meant.get(short, long) == long
     assert shorts <= {"-v", "-q", "-y", "-c", "-p", "-o", "-n"}
     case = CASES.get(ALIASES.get(name, name), Case())

@@ -271,6 +271,22 @@ def test_queues_of_messages_and_tasks_are_listed(
     assert "no pending messages" in penstock("queue", "peek", "mails").stderr
 
 
+def test_a_queue_with_another_separator_is_inspected(
+    penstock: Command, as_rows: Rows, as_json: AsJson, client: StreamClient
+) -> None:
+    queue = RedisMessageQueue("mails", client=client, key_separator="/", enable_completed_queue=True)
+    queue.publish({"to": "ada"})
+    with queue.process_message():
+        pass
+    client.call("mails", "XADD", "mails/dlq", "*", "data", "{}")
+    words, separator = ("mails", "--state", "completed"), ("--separator", "/")
+    assert [row["dead_letters"] for row in as_rows("queue", "ls", *separator) if row["name"] == "mails"] == [1]
+    assert as_json("queue", "stats", "mails", *separator)["completed"] == 1
+    assert "ada" in as_json("queue", "peek", *words, *separator)["payload"]
+    assert as_json("queue", "purge", *words, *separator, "--yes")["purged"] == 1
+    assert not as_json("queue", "stats", "mails", *separator)["completed"]
+
+
 def test_only_what_was_counted_of_a_message_queue_is_purged(
     penstock: Command, as_json: AsJson, client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,7 +383,7 @@ def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> 
 
 def test_top_prints_samples_with_rates(penstock: Command, as_rows: Rows, client: StreamClient) -> None:
     StreamProducer(client, "orders", "shop").push({"n": 1})
-    *_, last = as_rows("top", "--every", "20ms", "-n", "2")
+    *_, last = as_rows("top", "--every", "20ms", "--samples", "2")
     assert last["streams"]["orders"]["length"] == 1
     assert last["totals"]["streams"] == 1
     assert "orders" in penstock("top", "--every", "20ms").stdout
@@ -383,7 +399,7 @@ def test_top_fails_if_no_sample_could_be_taken(
         raise PermissionDenied("no permission to look")
 
     monkeypatch.setattr(Inspector, "overview", fail)
-    assert "no permission to look" in penstock("top", "--every", "20ms", "-n", "2", *words, code=1).stderr
+    assert "no permission to look" in penstock("top", "--every", "20ms", "--samples", "2", *words, code=1).stderr
 
 
 def test_top_leaves_out_a_stream_that_is_gone_in_the_middle_of_a_sample(client: StreamClient) -> None:

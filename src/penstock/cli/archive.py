@@ -28,9 +28,13 @@ if TYPE_CHECKING:
     from penstock.spark.archive.run import CommittedBatch
 
 app = group("Copy streams into a Delta table; verify and compact it.")
-FileGrace = Annotated[
+KeepReplaced = Annotated[
     float,
-    duration("How long replaced files are kept for running readers, in whole hours, up to 24h.", default="1h"),
+    duration(
+        "How long replaced files are kept for running readers, in whole hours, up to 24h.",
+        "--keep-replaced",
+        default="1h",
+    ),
 ]
 _ADVICE = re.compile(r"[Ss]et option failOnDataLoss=false.*")  # for those who give options; here there is a flag
 
@@ -59,7 +63,7 @@ def run(
             help="Continue even if entries were trimmed before they were archived; record the gap.",
         ),
     ] = False,
-    grace: FileGrace = 3_600.0,
+    keep_replaced: KeepReplaced = 3_600.0,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +78,7 @@ def run(
         fail_on_data_loss=not allow_data_loss,
         max_batch_rows=max_batch_rows,
         trigger=f"{every}s",
-        grace_s=grace,
+        grace_s=keep_replaced,
     )
     check_master(master, needs_classic=True)
     job.check()
@@ -208,20 +212,20 @@ def verify(
 def compact(
     archive: Archive,
     target_mb: Annotated[int, typer.Option(min=1, help="Target size of the compacted files, in MB.")] = 256,
-    grace: FileGrace = 3_600.0,
+    keep_replaced: KeepReplaced = 3_600.0,
     as_json: AsJson = False,
 ) -> None:
     """Merge the small files of each day into few large ones."""
     from penstock.spark.archive import compact as merge
 
-    done = merge(archive, target_bytes=target_mb << 20, grace_s=grace)
+    done = merge(archive, target_bytes=target_mb << 20, grace_s=keep_replaced)
     told = f"merged {done.merged:,} files into {done.made:,}; removed {done.cleaned:,} replaced files"
     print(to_json(done) if as_json else told)
 
 
 @command(app, "import")
 def import_(
-    source: Annotated[str, typer.Option("--from", help="The folder of the old archive, which is not changed.")],
+    source: Annotated[str, typer.Option("--source", help="The folder of the old archive, which is not changed.")],
     archive: Archive,
     as_json: AsJson = False,
 ) -> None:

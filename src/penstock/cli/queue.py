@@ -24,6 +24,7 @@ app = group("Inspect message queues and task queues.")
 app.add_typer(dlq.seeds_app, name="dlq")
 command(app, "list", hidden=True)(task.ls)  # the name that users of other queues know
 QueueArgument = Annotated[str, typer.Argument(help="The name of the queue.")]
+Separator = Annotated[str, typer.Option("--separator", help="The key_separator of the queue.")]
 _TITLES = {
     "pending": "waiting",
     "processing": "abandoned in flight",
@@ -71,27 +72,30 @@ def _row(queue: QueueInfo | TaskQueueInfo) -> dict[str, Any]:
     return {"name": queue.name, "kind": kind, **dict(zip(names, numbers, strict=True))}
 
 
-def _tasks_or_messages(inspector: Inspector, queue: str) -> QueueInfo | TaskQueueInfo:
+def _tasks_or_messages(inspector: Inspector, queue: str, separator: str) -> QueueInfo | TaskQueueInfo:
     try:
         return inspector.tasks.info(queue)
     except NotFound:
-        return inspector.queues.stats(queue)
+        return inspector.queues.stats(queue, key_separator=separator)
 
 
 @command(app)
-def ls(server: Server, as_json: AsJson = False) -> None:
+def ls(server: Server, separator: Separator = "::", as_json: AsJson = False) -> None:
     """List message queues and task queues."""
     with server.inspector() as inspector:
-        queues: list[QueueInfo | TaskQueueInfo] = [*inspector.queues.all(), *inspector.tasks.all()]
+        queues: list[QueueInfo | TaskQueueInfo] = [
+            *inspector.queues.all(key_separator=separator),
+            *inspector.tasks.all(),
+        ]
         rows = sorted(map(_row, queues), key=lambda row: str(row["name"]))
     print_rows(rows, _QUEUES, as_json=as_json, none="no queues that have been read from")
 
 
 @command(app)
-def stats(server: Server, queue: QueueArgument, as_json: AsJson = False) -> None:
+def stats(server: Server, queue: QueueArgument, separator: Separator = "::", as_json: AsJson = False) -> None:
     """Print the counts of one message queue or task queue."""
     with server.inspector() as inspector:
-        print_fields(_tasks_or_messages(inspector, queue), as_json=as_json)
+        print_fields(_tasks_or_messages(inspector, queue, separator), as_json=as_json)
 
 
 @command(app)
@@ -99,12 +103,13 @@ def peek(
     server: Server,
     queue: QueueArgument,
     state: Annotated[MessageState, typer.Option(help="The state of the messages.")] = MessageState.PENDING,
+    separator: Separator = "::",
     limit: Limit = 10,
     as_json: AsJson = False,
 ) -> None:
     """Print the oldest messages of a message queue, or the newest of a log, without taking them."""
     with server.inspector() as inspector:
-        found = inspector.queues.peek(queue, limit, source=state.value)
+        found = inspector.queues.peek(queue, limit, source=state.value, key_separator=separator)
     rows = [{"queue": queue, "state": state.value, "payload": message} for message in found]
     print_rows(rows, {"payload": "payload"}, as_json=as_json, none=f"{queue} has no {state.value} messages")
 
@@ -114,6 +119,7 @@ def purge(
     server: Server,
     queue: QueueArgument,
     state: Annotated[Deletable, typer.Option(help="The state of the messages.")] = Deletable.PENDING,
+    separator: Separator = "::",
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -121,10 +127,10 @@ def purge(
     """Delete the waiting messages of a message queue, or one of its logs."""
     with server.inspector() as inspector:
         newest = inspector.queues.newest(queue)  # what arrives while the question is open was not counted
-        count = getattr(inspector.queues.stats(queue), state.value) or 0
+        count = getattr(inspector.queues.stats(queue, key_separator=separator), state.value) or 0
         if not dry_run and count:
             confirm(f"Permanently delete {count:,} {state.value} messages of {queue}?", yes=yes)
-            count = inspector.queues.purge(queue, state.value, until=newest)
+            count = inspector.queues.purge(queue, state.value, key_separator=separator, until=newest)
     told = f"{'would delete' if dry_run else 'deleted'} {count:,} messages"
     print(to_json({"queue": queue, "state": state.value, "purged": count, "is_dry_run": dry_run}) if as_json else told)
 
@@ -133,7 +139,7 @@ def purge(
 def import_(
     server: Server,
     name: QueueArgument,
-    separator: Annotated[str, typer.Option(help="The key_separator of the queue.")] = "::",
+    separator: Separator = "::",
     dead_letter_queue: Annotated[
         str | None, typer.Option(help="The key of the dead letters, if it is not <name>::dlq.")
     ] = None,

@@ -32,7 +32,7 @@ def top(
     stream: Pattern = "*",
     every: Every = 2.0,
     samples: Annotated[
-        int | None, typer.Option("--samples", "-n", min=1, help="Exit after this many samples.", show_default="never")
+        int | None, typer.Option("--samples", min=1, help="Exit after this many samples.", show_default="never")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

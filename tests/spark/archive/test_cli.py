@@ -270,7 +270,7 @@ def test_an_archive_that_cannot_be_written_is_told_before_anything_is_done(
 
 
 def test_compact_and_status(root: Path) -> None:
-    done = call("archive", "compact", "--archive", root, "--grace", "0s")
+    done = call("archive", "compact", "--archive", root, "--keep-replaced", "0s")
     assert done.stdout == "merged 3 files into 1; removed 3 replaced files\n"
     assert "orders" in call("archive", "status", "--archive", root).stdout
     for command in ("archive compact", "archive status", "archive verify"):

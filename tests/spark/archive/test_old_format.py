@@ -73,7 +73,7 @@ def commit(root: Path, seq: int, ranges: list[Any], add: list[Any], remove: list
 def test_everything_is_copied_and_archiving_continues_behind_it(old: Path, tmp_path: Path, stream: Stream) -> None:
     before = {file: file.stat().st_mtime_ns for file in old.rglob("*")}
     new = tmp_path / "new"
-    words = ["archive", "import", "--from", str(old), "--archive", str(new)]
+    words = ["archive", "import", "--source", str(old), "--archive", str(new)]
     result = CliRunner().invoke(app, words)
     assert (result.exit_code, result.stdout) == (
         0,

@@ -24,18 +24,19 @@ class MessageQueues:
     def __init__(self, client: StreamClient, streams: Streams) -> None:
         self._client, self._streams = client, streams
 
-    def all(self, match: str = "*") -> list[QueueInfo]:
-        """Return all message queues that have been read from, by name."""
+    def all(self, match: str = "*", *, key_separator: str = "::") -> list[QueueInfo]:
+        """Return all message queues that have been read from, by name; one whose name has the separator has `::`."""
         streams, _, _ = self._streams.overview(match)
-        return self._counted([stream for stream in streams if stream.kind is StreamKind.QUEUE])
+        return self._counted([stream for stream in streams if stream.kind is StreamKind.QUEUE], key_separator)
 
     def page(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[QueueInfo]:
-        """Return the same, page by page."""
+        """Return the same, page by page, for queues with the usual separator."""
         page = self._streams.page(match, StreamKind.QUEUE, limit=limit, cursor=cursor)
-        return Page(tuple(self._counted(page.items)), page.cursor)
+        return Page(tuple(self._counted(page.items, "::")), page.cursor)
 
-    def _counted(self, found: Sequence[StreamInfo]) -> list[QueueInfo]:
-        calls = [self._administration(stream.name, "::").stats_call for stream in found]
+    def _counted(self, found: Sequence[StreamInfo], key_separator: str) -> list[QueueInfo]:
+        separators = ["::" if key_separator in stream.name else key_separator for stream in found]
+        calls = [self._administration(each.name, own).stats_call for each, own in zip(found, separators, strict=True)]
         replies = checked(run_many(self._client, "queue/stats", calls))
         return [
             _numbers(stream, stats_of(reply, _lag(stream).count)) for stream, reply in zip(found, replies, strict=True)
