@@ -81,7 +81,7 @@ def test_two_attempts_at_the_same_time_write_each_row_once(redis_url: str, raw: 
         chosen = options(redis_url, ONE, stream="s", batchSize=37 + number, redis_client_name=f"attempt-{number}")
         done.append(write(chosen, batches(rows)))
 
-    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=attempt, args=(number,), daemon=True) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -306,7 +306,7 @@ def test_a_slot_that_moves(cluster: Cluster, semantics: str) -> None:
             move.finish()
             time.sleep(0.2)  # the pause between two moves, in which rows are written
 
-    mover = threading.Thread(target=moving)
+    mover = threading.Thread(target=moving, daemon=True)
 
     def slowly() -> Iterator[pa.RecordBatch]:
         for number, made in enumerate(batches(ROWS, 100)):
