@@ -203,7 +203,7 @@ def test_a_blocked_write_goes_on_as_consumers_make_room(redis_url: str, raw: red
     consumer = threading.Thread(target=consume, daemon=True)
     consumer.start()
     write(options(redis_url, ONE, stream="s", maxLen=300, onFull="block"), batches(ROWS))
-    consumer.join(30)
+    consumer.join(60)
     assert seen == ROWS
 
 
@@ -319,7 +319,7 @@ def test_a_slot_that_moves(cluster: Cluster, semantics: str) -> None:
         write(chosen, slowly())
     finally:
         is_over.set()
-        mover.join(30)
+        mover.join(60)
     reply = tell(SlotMove(cluster, stream).source, "XRANGE", stream, "-", "+")
     found = [fields[1].decode() for _, fields in reply]
     assert set(found) == set(ROWS)
