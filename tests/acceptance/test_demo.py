@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.processes import running
+from tests.helpers.processes import Listed, listed, running
 from tests.helpers.threads import eventually
 from tests.spark.conftest import java  # noqa: F401  a fixture
 
@@ -66,13 +66,12 @@ def start(home: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         demo.communicate(timeout=DEADLINE_S)
 
 
-def processes_of(home: Path) -> list[str]:
-    listing = subprocess.run(["ps", "-axww", "-o", "pid=,command="], capture_output=True, text=True, check=True).stdout
-    return [line for line in listing.splitlines() if str(home) in line]
+def processes_of(home: Path) -> list[Listed]:
+    return [process for process in listed() if str(home) in process.command]
 
 
 def worker_pids(home: Path) -> list[int]:
-    return [int(line.split()[0]) for line in processes_of(home) if "demo.worker" in line]
+    return [process.pid for process in processes_of(home) if "demo.worker" in process.command]
 
 
 def assert_nothing_is_left(home: Path) -> None:

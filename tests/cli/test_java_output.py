@@ -39,7 +39,7 @@ class Relayed:
     def end(self) -> str:
         """Closes Java's side; returns all that came."""
         os.close(self._java)
-        self._relay.join(10.0)
+        self._relay.join(60.0)
         os.close(self._out)
         with os.fdopen(self._terminal, encoding="utf-8") as terminal:
             return terminal.read()

@@ -27,7 +27,7 @@ def serving(app: Any, dashboard: Starlette) -> Iterator[str]:
     addresses: queue.Queue[str] = queue.Queue()
     app.state = dashboard.state
     server = DashboardServer(app, "127.0.0.1", 0, addresses.put)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         yield addresses.get(timeout=60)

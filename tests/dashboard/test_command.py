@@ -52,15 +52,15 @@ def test_a_signal_ends_it_while_a_browser_looks(redis_url: str, number: signal.S
 def test_on_other_addresses_it_makes_a_token_and_prints_it(redis_url: str, options: tuple[str, ...]) -> None:
     with started(redis_url, "--host", "0.0.0.0", *options) as (_, address):
         here = address.replace("0.0.0.0", "127.0.0.1")
-        assert httpx.get(here.partition("/login")[0] + "/streams.json").status_code == 401
-        assert httpx.get(here).status_code == 303
+        assert httpx.get(here.partition("/login")[0] + "/streams.json", timeout=60).status_code == 401
+        assert httpx.get(here, timeout=60).status_code == 303
 
 
 def test_a_token_that_was_given_is_not_printed(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_DASHBOARD_TOKEN", "a-token-of-the-tests")
     with started(redis_url) as (_, address):
         assert address.endswith("/login")
-        assert httpx.get(f"{address}?token=a-token-of-the-tests").status_code == 303
+        assert httpx.get(f"{address}?token=a-token-of-the-tests", timeout=60).status_code == 303
 
 
 def test_it_waits_for_a_server_that_is_away_and_says_so_on_its_pages() -> None:

@@ -31,7 +31,7 @@ from penstock.redis.embedded import EmbeddedServer
 from tests.docs.pages import PAGES, Block, blocks, name
 
 LANGUAGES = {"python", "output", "bash", "text", "mermaid", "toml"}
-_LIMIT_S = 30.0
+_LIMIT_S = 60.0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -157,13 +157,13 @@ def _stopping_when_idle(consumer: Any, raw: redis.Redis) -> Iterator[None]:
                 break
         consumer.stop()
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
         yield
     finally:
         is_over.set()
-        watcher.join()
+        watcher.join(_LIMIT_S)
     assert not is_late.is_set(), f"group {group} of stream {key} still had work after {_LIMIT_S} s"
 
 

@@ -73,4 +73,4 @@ class HttpProxy:
         self._is_over.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        self._thread.join(60)

@@ -18,7 +18,7 @@ import psycopg
 from penstock.redis.embedded import LOOPBACK, free_port
 from penstock.testing import ServerMissing
 
-_START_S = 60.0
+_PATIENCE_S = 60.0
 
 
 class PostgresServer:
@@ -86,11 +86,11 @@ class PostgresServer:
     def _end(self, sign: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(sign)
-            self._process.wait(30)
+            self._process.wait(_PATIENCE_S)
             self._process = None
 
     def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
                 psycopg.connect(self.dsn, connect_timeout=5).close()

@@ -55,8 +55,8 @@ class S3Server:
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.terminate()
-            self._process.wait(30)
+            self._process.kill()  # it has nothing to keep
+            self._process.wait()
 
     def options(self, port: int | None = None) -> dict[str, Any]:
         """Returns how S3Backend reaches the server, or a proxy in front of it."""

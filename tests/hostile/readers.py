@@ -19,7 +19,7 @@ from tests.hostile.history import History, check_memory, dead_lettered, feed, un
 
 ROUND = 250
 """Hostile entries between two looks: after each everything must be settled."""
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 _LONG_MS = 60_000
 _POLL_S = 0.05
 

@@ -52,12 +52,11 @@ def test_each_row_is_seen_once_while_the_archive_grows_and_is_compacted(root: Pa
         except BaseException as error:
             failures.append(error)
 
-    growing = threading.Thread(target=grow)
+    growing = threading.Thread(target=grow, daemon=True)
     growing.start()
     seen = []
     while growing.is_alive():
         seen.append(read())
-    growing.join()
     assert not failures
     for found in [*seen, read()]:
         assert sorted(found) == sorted(ids[: len(found)])

@@ -194,7 +194,7 @@ def test_a_queue_goes_on_after_a_failover(half: Half, group: SentinelGroup) -> N
     line.publish("a")
     processing, _ = line.take()
     eventually(lambda: all(_pending(server.unix_socket) for server in group.servers))
-    waiting = threading.Thread(target=lambda: line.end(line.take()[0]))
+    waiting = threading.Thread(target=lambda: line.end(line.take()[0]), daemon=True)
     waiting.start()  # and waits on the old master
     group.fail_over()
     line.end(processing)

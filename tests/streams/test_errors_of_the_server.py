@@ -187,7 +187,7 @@ def busy(server: EmbeddedServer, raw: redis.Redis) -> Iterator[None]:
             other.eval("while true do end", 0)
 
     raw.config_set("lua-time-limit", 20)
-    thread = threading.Thread(target=loop)
+    thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import signal
 import subprocess
@@ -109,3 +110,16 @@ def test_no_test_leaves_it_to_popen_to_wait_for_a_process() -> None:
     tests = QUARANTINE.parent
     files = [path for path in tests.rglob("*.py") if re.search(r"with (subprocess\.)?Popen\(", path.read_text())]
     assert [path.relative_to(tests).as_posix() for path in files] == ["helpers/processes.py"], "use running() of it"
+
+
+def test_no_thread_of_a_test_keeps_its_process_from_ending() -> None:
+    tests = QUARANTINE.parent
+    found = [
+        f"{path.relative_to(tests)}:{call.lineno}"
+        for path in tests.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("Thread")
+        if any(word.arg == "target" for word in call.keywords)
+        and not any(word.arg == "daemon" for word in call.keywords)
+    ]
+    assert found == [], "a thread that hangs ends with its process only where it is daemon=True"

@@ -14,7 +14,7 @@ async def test_a_thread_that_raises_a_flag_wakes_who_waits() -> None:
     flag = Flag()
     waiting = asyncio.create_task(flag.wait())
     await asyncio.sleep(0)  # lets the task begin to wait, which nothing tells
-    threading.Thread(target=flag.set_from_outside).start()
+    threading.Thread(target=flag.set_from_outside, daemon=True).start()
     assert await asyncio.wait_for(waiting, 60)
     assert flag.is_set()
 
@@ -29,7 +29,7 @@ async def test_a_thread_leaves_the_event_of_asyncio_to_its_loop(monkeypatch: pyt
         really_set()
 
     monkeypatch.setattr(flag._event, "set", note_who_sets)
-    thread = threading.Thread(target=flag.set_from_outside)
+    thread = threading.Thread(target=flag.set_from_outside, daemon=True)
     thread.start()
     thread.join(60)
     assert await flag.wait(60)

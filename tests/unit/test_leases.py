@@ -270,7 +270,7 @@ def test_stopping_waits_for_the_command_that_is_under_way_and_nothing_follows(se
         eventually(lambda: not several._thread.has(several))
         answered.set()
 
-    stopping = threading.Thread(target=lambda: (several.stop(), ended.append(answered.is_set())))
+    stopping = threading.Thread(target=lambda: (several.stop(), ended.append(answered.is_set())), daemon=True)
     ended: list[bool] = []
     server.answers["a"] = answer
     keep(several, Steps("b"))

@@ -119,7 +119,7 @@ def test_a_group_of_threads_is_joined_while_others_start_in_it() -> None:
         for _ in range(500):
             activities.start(lambda: None)
 
-    starting = threading.Thread(target=start_others)
+    starting = threading.Thread(target=start_others, daemon=True)
     starting.start()
     while starting.is_alive():
         activities.join(60)

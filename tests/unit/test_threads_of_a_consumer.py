@@ -136,7 +136,7 @@ def test_what_waits_can_be_taken_out_while_a_worker_takes_some() -> None:
         while (delivery := in_flight.take_now(1)) is not None:
             taken.append(delivery.messages[0].id)
 
-    worker = threading.Thread(target=work)
+    worker = threading.Thread(target=work, daemon=True)
     worker.start()
     fresh, _ = in_flight.call_off()
     worker.join(30)
@@ -200,7 +200,9 @@ def test_a_call_that_ends_while_it_is_interrupted_disturbs_nobody() -> None:
 @pytest.mark.usefixtures("restless")
 def test_what_many_threads_count_adds_up() -> None:
     tally = Tally()
-    threads = [threading.Thread(target=lambda: [tally.count(retried=1) for _ in range(2_000)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [tally.count(retried=1) for _ in range(2_000)], daemon=True) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

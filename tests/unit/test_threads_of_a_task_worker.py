@@ -35,7 +35,9 @@ def test_results_of_two_hands_that_end_at_once_are_sent() -> None:
     committer._lock = Meeting()
     hands = [
         threading.Thread(
-            target=committer.settle, args=(task, Result(task_id=task.id, kind=task.kind, status=Status.OK))
+            target=committer.settle,
+            args=(task, Result(task_id=task.id, kind=task.kind, status=Status.OK)),
+            daemon=True,
         )
         for task in tasks
     ]

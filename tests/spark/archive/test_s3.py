@@ -29,7 +29,7 @@ from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archiv
 from tests.spark.archive.test_maintenance import COMPACT
 from tests.spark.archive.test_run import KILLED
 from tests.spark.clusters import fast_start
-from tests.spark.driver import PYTHONPATH, Driver, Process
+from tests.spark.driver import PATIENCE_S, PYTHONPATH, Driver, Process
 from tests.spark.end_to_end.queries import column, entry_id, fill, finished, numbers
 from tests.spark.end_to_end.queries import read as read_hot
 from tests.spark.lake.test_delta import s3_options
@@ -252,7 +252,9 @@ def test_of_two_runs_that_were_started_by_hand_one_ends_and_every_entry_is_archi
 
             def add(rows: range) -> None:
                 fill(stream_redis, "orders", len(rows), first=rows.start)
-                eventually(lambda: len(archived(root)) == rows.stop or not all(run.is_alive() for run in runs))
+                eventually(
+                    lambda: len(archived(root)) == rows.stop or not all(run.is_alive() for run in runs), PATIENCE_S
+                )
 
             added = 100
             while all(run.is_alive() for run in runs):  # the second one is still starting, at first
@@ -262,7 +264,7 @@ def test_of_two_runs_that_were_started_by_hand_one_ends_and_every_entry_is_archi
             assert over.code() == 1
             over.wait_for_line("another run has archived to")
             fill(stream_redis, "orders", 50, first=added)
-            eventually(lambda: len(archived(root)) == added + 50)
+            eventually(lambda: len(archived(root)) == added + 50, PATIENCE_S)
             os.kill(left.pid, signal.SIGTERM)
             left.end()
     assert [fields["data"] for _, fields in archived(root)] == [b"%d" % n for n in range(added + 50)]

@@ -158,7 +158,7 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_batch_loses_and_doubles_n
     conf = {**standalone.conf, "master": standalone.url}
     driver = start_copying(start_driver, tmp_path, stream_server, conf, wait_in_batch=MIDDLE)
     eventually(lambda: stream_redis.scard(REACHED) == 2, PATIENCE_S)
-    eventually(lambda: len(executors_of(standalone)) == 2)  # each with the task of one query
+    eventually(lambda: len(executors_of(standalone)) == 2, PATIENCE_S)  # each with the task of one query
     for pid in executors_of(standalone):
         os.kill(pid, signal.SIGKILL)
     stream_redis.lpush(OPEN, *["go"] * 10)
@@ -214,18 +214,18 @@ def test_a_query_outlives_a_restart_of_redis(
 
     def restart(_: int) -> None:
         for task in returning:
-            join(task)
+            join(task, PATIENCE_S)
         server.kill()
         returning.append(start(come_back))
 
     def come_back() -> None:  # when a task has begun to miss it
         status = spark.sparkContext.statusTracker()
-        eventually(lambda: any(_is_running(status, stage) for stage in status.getActiveStageIds()))
+        eventually(lambda: any(_is_running(status, stage) for stage in status.getActiveStageIds()), PATIENCE_S)
         server.start()
 
     assert through(spark, server.url, checkpoint, restart) == numbers(20)
     for task in returning:
-        join(task)
+        join(task, PATIENCE_S)
     assert len(returning) == (2 if HAS_LIMITS else 1)
 
 

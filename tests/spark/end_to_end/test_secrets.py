@@ -83,7 +83,7 @@ keep_error("password", lambda: read(spark, url, "orders", **{"redis.password": s
 keep_error("away", lambda: read(spark, f"redis://:{secret}@127.0.0.1:1", "orders", retryTimeout="0s").count())
 
 def fetched(path):
-    with urllib.request.urlopen(spark.sparkContext.uiWebUrl + path) as reply:
+    with urllib.request.urlopen(spark.sparkContext.uiWebUrl + path, timeout=60) as reply:
         return reply.read().decode()
 
 application = f"/api/v1/applications/{spark.sparkContext.applicationId}"

@@ -13,6 +13,7 @@ from pyspark.errors import StreamingQueryException
 from penstock.redis.embedded import EmbeddedServer
 from penstock.sync import ConsumerGroup, StreamClient
 from tests.helpers.threads import eventually
+from tests.spark.driver import PATIENCE_S
 from tests.spark.end_to_end.queries import (
     batch_sizes,
     column,
@@ -91,7 +92,7 @@ def test_a_new_query_begins_at_the_end_of_the_stream(
     fill(stream_redis, "orders", 5)
     rows = read_stream(spark, stream_server.url, "orders", startingOffsets="latest")
     query = _to_memory(rows, "newest", checkpoint)
-    eventually(lambda: query.lastProgress is not None)
+    eventually(lambda: query.lastProgress is not None, PATIENCE_S)
     fill(stream_redis, "orders", 3, first=5)
     query.processAllAvailable()
     assert column(spark.table("newest")) == numbers(5, 8)
@@ -106,9 +107,9 @@ def test_streams_of_a_pattern_are_found_while_the_query_runs(
     assert column(spark.table("found")) == numbers(3)
     fill(stream_redis, "orders:b", 3, first=3)
     fill(stream_redis, "other", 3, first=100)
-    eventually(lambda: spark.table("found").count() >= 6)
+    eventually(lambda: spark.table("found").count() >= 6, PATIENCE_S)
     fill(stream_redis, "orders:b", 1, first=6)
-    eventually(lambda: spark.table("found").count() >= 7)
+    eventually(lambda: spark.table("found").count() >= 7, PATIENCE_S)
     assert column(spark.table("found")) == numbers(7)
 
 

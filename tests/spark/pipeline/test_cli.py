@@ -308,7 +308,7 @@ def test_metrics_are_served_while_it_runs(
         if str(text).startswith("serving metrics on port "):
             served.append(f"http://127.0.0.1:{str(text).rpartition(' ')[2]}/metrics")
         elif "batch 0" in str(text):
-            served.append(urllib.request.urlopen(served[0]).read().decode())
+            served.append(urllib.request.urlopen(served[0], timeout=60).read().decode())
 
     monkeypatch.setattr(commands, "say", scrape)
     assert penstock("run", file, "--metrics-port", 0).exit_code == 0

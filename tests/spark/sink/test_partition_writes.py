@@ -81,7 +81,7 @@ def test_two_attempts_at_the_same_time_write_each_row_once(redis_url: str, raw: 
         chosen = options(redis_url, ONE, stream="s", batchSize=37 + number, redis_client_name=f"attempt-{number}")
         done.append(write(chosen, batches(rows)))
 
-    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=attempt, args=(number,), daemon=True) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -203,7 +203,7 @@ def test_a_blocked_write_goes_on_as_consumers_make_room(redis_url: str, raw: red
     consumer = threading.Thread(target=consume, daemon=True)
     consumer.start()
     write(options(redis_url, ONE, stream="s", maxLen=300, onFull="block"), batches(ROWS))
-    consumer.join(30)
+    consumer.join(60)
     assert seen == ROWS
 
 
@@ -306,7 +306,7 @@ def test_a_slot_that_moves(cluster: Cluster, semantics: str) -> None:
             move.finish()
             time.sleep(0.2)  # the pause between two moves, in which rows are written
 
-    mover = threading.Thread(target=moving)
+    mover = threading.Thread(target=moving, daemon=True)
 
     def slowly() -> Iterator[pa.RecordBatch]:
         for number, made in enumerate(batches(ROWS, 100)):
@@ -319,7 +319,7 @@ def test_a_slot_that_moves(cluster: Cluster, semantics: str) -> None:
         write(chosen, slowly())
     finally:
         is_over.set()
-        mover.join(30)
+        mover.join(60)
     reply = tell(SlotMove(cluster, stream).source, "XRANGE", stream, "-", "+")
     found = [fields[1].decode() for _, fields in reply]
     assert set(found) == set(ROWS)
