@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -224,7 +225,7 @@ def _classic(builder: SparkSession.Builder, master: str | None, given: _Settings
     # Python workers are otherwise whatever `python3` is on PATH, and lack what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", str(given.get("spark.pyspark.python", sys.executable)))
     home = slim_spark_home() if short and is_local(master) else nullcontext()
-    with home, _web_interface_beside_driver(settings), _signals_kept(), _refusal_named(master):
+    with home, _web_interface_beside_driver(settings), _signals_kept(), _refusal_named(master), _no_java_left():
         spark = builder.config(map=settings).getOrCreate()
     require_running(spark)  # PySpark returns a session that its cluster has ended
     if not is_connect(spark):
@@ -264,6 +265,34 @@ def _web_interface_beside_driver(settings: _Settings) -> Iterator[None]:
         yield
     finally:
         del os.environ[_ADDRESS]
+
+
+@contextmanager
+def _no_java_left() -> Iterator[None]:
+    """End the Java that PySpark starts in the body if its start is interrupted.
+
+    PySpark then deletes the directory that Java reports to, and that Java would run for ever.
+    """
+    from pyspark import SparkContext
+
+    java_gateway: Any = import_module("pyspark.java_gateway")
+    popen, begun = java_gateway.Popen, list[subprocess.Popen[bytes]]()
+
+    def recording(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        begun.append(popen(*args, **options))
+        return begun[-1]
+
+    java_gateway.Popen = recording
+    try:
+        yield
+    except BaseException:
+        if SparkContext._gateway is None:  # noqa: SLF001 - else Java has started, and ends with us
+            for process in begun:
+                process.kill()
+                process.wait()
+        raise
+    finally:
+        java_gateway.Popen = popen
 
 
 @contextmanager
