@@ -31,6 +31,7 @@ from penstock.errors import (
 )
 from penstock.keys import is_utf8
 from penstock.ops.model import Page
+from penstock.protection import Protection
 from penstock.settings import Given, Settings, TaskQueueSettings, flag
 from penstock.sync.ops import Inspector
 from penstock.sync.providers import make_task_queue
@@ -70,13 +71,19 @@ class Server:
         """Where the server is."""
         return self.settings.task_queue.url
 
+    @property
+    def protection(self) -> Protection | None:
+        """The keys that sign or encrypt payloads, if the settings name their file."""
+        file = self.settings.task_queue.protection_file
+        return None if file is None else Protection.from_file(file)
+
     def client(self) -> StreamClient:
         """Return a client, to be closed by the caller."""
-        return StreamClient.from_url(self.url)
+        return StreamClient.from_url(self.url, protection=self.protection)
 
     def inspector(self) -> Inspector:
         """Return an Inspector, to be closed by the caller."""
-        return Inspector.from_url(self.url)
+        return Inspector.from_url(self.url, protection=self.protection)
 
     def task_queue_settings(self, name: str = FROM_SETTINGS, **changes: Any) -> TaskQueueSettings:
         """Return the settings of a task queue, with what the options of a command change."""

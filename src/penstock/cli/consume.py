@@ -71,11 +71,11 @@ def consume(
         return
     handles = {"handler": function} if batch else {"message_handler": function}
     place = supervisor.metrics_place(metrics_host, metrics_port)
-    asyncio.run(_consume(server.url, stream, config, handles, place, burst=burst, is_supervised=number is not None))
+    asyncio.run(_consume(server, stream, config, handles, place, burst=burst, is_supervised=number is not None))
 
 
 async def _consume(
-    url: str,
+    server: Server,
     stream: str,
     config: ConsumerConfig,
     handles: dict[str, Any],
@@ -84,7 +84,7 @@ async def _consume(
     burst: bool,
     is_supervised: bool,
 ) -> None:
-    async with StreamClient.from_url(url) as client:
+    async with StreamClient.from_url(server.url, protection=server.protection) as client:
         group = ConsumerGroup(client, stream, config.group)
         if burst:
             await group.ensure()  # a consumer waits for an unreachable server; a burst fails

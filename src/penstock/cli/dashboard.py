@@ -46,6 +46,7 @@ def dashboard(
         token=token,
         allowed_hosts=[*(allowed_host or ()), *([] if _is_any(host) else [host])],
         allow_actions=allow_actions,
+        protection=server.protection,
     )
     DashboardServer(app, host, port, lambda address: _announce(address, token, is_new, allow_actions)).run()
 

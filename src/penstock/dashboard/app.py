@@ -27,6 +27,7 @@ from penstock.dashboard.security import CSRF_COOKIE, CSRF_FIELD, SESSION_COOKIE,
 from penstock.dashboard.view import Given, Refused, View, form_of
 from penstock.errors import ConfigurationError, NotFound, PenstockError, PermissionDenied
 from penstock.ops import Inspector
+from penstock.protection import Protection
 from penstock.redis.client import StreamClient
 from penstock.shown import to_json
 
@@ -44,16 +45,26 @@ def create_app(
     allow_actions: bool = False,
     sample_interval_s: float = 2.0,
     identify: Identify | None = None,
+    protection: Protection | None = None,
 ) -> Starlette:
     """Return the dashboard as an ASGI application, to run by itself or to mount in another one.
 
-    `client` is a URL, or a StreamClient, which stays yours. Only requests whose Host header names this machine, or one
-    of the `allowed_hosts`, are answered. That stops websites in a browser, but not programs, which choose their Host:
-    without a `token`, everyone who reaches the application is let in. `identify` says who sends a request, for the
-    audit stream.
+    `client` is a URL, with the `protection` of its payloads, or a StreamClient, which stays yours. Only requests whose
+    Host header names this machine, or one of the `allowed_hosts`, are answered. That stops websites in a browser, but
+    not programs, which choose their Host: without a `token`, everyone who reaches the application is let in. `identify`
+    says who sends a request, for the audit stream.
     """
     access = Access.of(token, allowed_hosts, allow_actions)
-    return Dashboard(client, access, sample_interval_s, identify or _address_of).app
+    inspector = _inspector_of(client, protection)
+    return Dashboard(inspector, access, sample_interval_s, identify or _address_of).app
+
+
+def _inspector_of(client: str | StreamClient, protection: Protection | None) -> Inspector:
+    if isinstance(client, str):
+        return Inspector.from_url(client, names_max_age_s=_NAMES_MAX_AGE_S, protection=protection)
+    if protection is not None:
+        raise ConfigurationError("pass protection to the client: StreamClient(..., protection=...)")
+    return Inspector(client, names_max_age_s=_NAMES_MAX_AGE_S)
 
 
 def _address_of(request: Request) -> str:
@@ -63,14 +74,8 @@ def _address_of(request: Request) -> str:
 class Dashboard:
     """Everything behind the routes."""
 
-    def __init__(
-        self, client: str | StreamClient, access: Access, sample_interval_s: float, identify: Identify
-    ) -> None:
-        if isinstance(client, str):
-            self._inspector = Inspector.from_url(client, names_max_age_s=_NAMES_MAX_AGE_S)
-        else:
-            self._inspector = Inspector(client, names_max_age_s=_NAMES_MAX_AGE_S)
-        self._access, self._identify = access, identify
+    def __init__(self, inspector: Inspector, access: Access, sample_interval_s: float, identify: Identify) -> None:
+        self._inspector, self._access, self._identify = inspector, access, identify
         self._live, self._audit = Live(self._inspector, sample_interval_s), Audit(self._inspector)
         self._templates = environment()
         self.app = Starlette(

@@ -47,6 +47,9 @@ class TaskQueueSettings(_Masked):
     max_retry: Annotated[
         int, Meta(ge=0, description="how often a failed task is retried before it is dead-lettered")
     ] = 3
+    protection_file: Annotated[
+        str | None, Meta(description="the file of the keys that sign or encrypt payloads; none by default")
+    ] = None
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 

@@ -21,6 +21,7 @@ from penstock.errors import ConfigurationError, PenstockError
 from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import StreamKeys, TaskKeys
 from penstock.number_checks import check_number, number_of_seconds
+from penstock.protection import Protection
 from penstock.redis.client import StreamClient, check_client
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
@@ -54,7 +55,7 @@ class RedisTaskQueue:
     how long a holder may be silent before its tasks are handed to others; results are kept for `result_ttl_ms`. Work
     that is not finished is kept for ever. A task of more than `max_payload_bytes`, or with a payload nested deeper than
     `max_payload_depth`, is rejected by enqueue(), and dead-lettered if another program wrote it.
-    `dead_letter_limits` are for the client that is made from a URL.
+    `dead_letter_limits` and `protection` are for the client that is made from a URL.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class RedisTaskQueue:
         max_payload_bytes: int = DEFAULT_MAX_BYTES,
         max_payload_depth: int = DEFAULT_MAX_DEPTH,
         dead_letter_limits: DeadLetterLimits | Mapping[str, Any] | str | None = None,
+        protection: Protection | None = None,
         on_event: EventSink | None = None,
     ) -> None:
         if encoding not in {"msgpack", "json"}:
@@ -78,9 +80,10 @@ class RedisTaskQueue:
         check_number("result_ttl_ms", result_ttl_ms)
         self._owns_client = isinstance(client, str)
         if isinstance(client, str):
-            self.client = StreamClient.from_url(client, dead_letter_limits=dead_letter_limits)
-        elif dead_letter_limits is not None:
-            raise ConfigurationError("pass dead_letter_limits to the client: StreamClient(..., dead_letter_limits=...)")
+            self.client = StreamClient.from_url(client, dead_letter_limits=dead_letter_limits, protection=protection)
+        elif dead_letter_limits is not None or protection is not None:
+            name_of_it = "protection" if dead_letter_limits is None else "dead_letter_limits"
+            raise ConfigurationError(f"pass {name_of_it} to the client: StreamClient(..., {name_of_it}=...)")
         else:
             check_client(client)
             self.client = client
@@ -107,7 +110,15 @@ class RedisTaskQueue:
     @classmethod
     def from_settings(cls, settings: TaskQueueSettings) -> Self:
         """Return the queue that the settings describe; the provider's table holds further parameters."""
-        return cls(settings.url, idle_ms=settings.idle_ms, max_retry=settings.max_retry, **settings.options)
+        file = settings.protection_file
+        protection = None if file is None else Protection.from_file(file)
+        return cls(
+            settings.url,
+            idle_ms=settings.idle_ms,
+            max_retry=settings.max_retry,
+            protection=protection,
+            **settings.options,
+        )
 
     async def __aenter__(self) -> Self:
         """Return the queue."""
