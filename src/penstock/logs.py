@@ -16,7 +16,7 @@ _PARTS = (
 )  # fmt: skip
 
 
-class StandIn(PenstockError):
+class PrintableError(PenstockError):
     """In a log: an error that no handler could write, or should."""
 
 
@@ -30,7 +30,7 @@ class _Writable(logging.Filter):
         """Let the record pass, with an error that can be written."""
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and not _is_writable(error):
-            record.exc_info = (StandIn, StandIn(summary_of(error)), error.__traceback__)
+            record.exc_info = (PrintableError, PrintableError(summary_of(error)), error.__traceback__)
         return True
 
 

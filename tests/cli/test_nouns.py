@@ -326,7 +326,7 @@ def test_health_says_how_many_groups_it_did_not_look_at(penstock: Command, as_js
     for n in range(70):
         raw.xgroup_create("orders", f"group-{n}", "0", mkstream=True)
     found = as_json("health")
-    assert (found["healthy"], found["issues"], found["groups_not_examined"]) == (True, [], 6)
+    assert (found["is_healthy"], found["issues"], found["groups_not_examined"]) == (True, [], 6)
     assert penstock("health").stderr == "6 of 70 groups of orders were not examined\n"
     raw.xadd("orders", {"data": "{}"})
     assert len(as_json("health", "--max-lag", "0", code=3)["issues"]) == 64
@@ -364,7 +364,7 @@ def test_health_sees_the_dead_letters_of_the_stream_that_it_is_asked_about(
     StreamProducer(client, "invoices").push(1)
     found = as_json("health", "--stream", "orders", "--max-dead-letters", "1", code=3)
     assert (found["dead_letters"], found["issues"]) == (2, ["2 dead letters exceed --max-dead-letters 1"])
-    assert as_json("health", "--stream", "orders", "--max-dead-letters", "2")["healthy"] is True
+    assert as_json("health", "--stream", "orders", "--max-dead-letters", "2")["is_healthy"] is True
     assert as_json("health", "--stream", "invoices", "--max-dead-letters", "0")["dead_letters"] == 0
     assert "2 dead letters" in penstock("health", "--stream", "orders").stdout
     assert as_json("top", "--stream", "orders", "-n", "1")["totals"]["dead_letters"] == 2

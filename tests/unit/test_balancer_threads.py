@@ -76,7 +76,7 @@ def test_threads_hand_over_side_by_side() -> None:
 
     def hand_over(name: str) -> None:
         for number in range(300):
-            sweep.keep_away(f"{number}-{name}")
+            sweep.ignore_for_a_while(f"{number}-{name}")
 
     tasks = [start(hand_over, name) for name in "abcd"]
     for task in tasks:

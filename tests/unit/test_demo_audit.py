@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from penstock.cli.demo import command as demo_command
-from penstock.cli.demo.audit import Balance, Books, HandlerRun, Kill, balance, duplicates, duplicates_of, recovery
-from penstock.cli.demo.director import DemoSummary
+from penstock.cli.demo.audit import Balance, HandlerRun, Kill, Ledger, balance, duplicates, duplicates_of, recovery
+from penstock.cli.demo.run import DemoSummary
 from penstock.cli.demo.orders import make_plan
 
 IDS = ["1000-0", "1000-1", "1001-0", "1002-0"]
@@ -23,13 +23,13 @@ def books(
     runs: dict[str, list[HandlerRun]] | None = None,
     dead: list[str] = (),
     queued: list[str] = (),
-) -> Books:
+) -> Ledger:
     done = (
         runs
         if runs is not None
         else {entry: [HandlerRun("w", 2.0)] for entry in stored if entry not in {*dead, *queued}}
     )
-    return Books(
+    return Ledger(
         set(stored), defaultdict(list, done), dict.fromkeys(dead, "fatal"), records=len(dead), queued=set(queued)
     )
 

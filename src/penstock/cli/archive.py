@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.command import UNHEALTHY, Server, command, group
-from penstock.cli.java_output import unheard_end
+from penstock.cli.java_output import silent_end
 from penstock.cli.options import Archive, AsJson, Once, duration
 from penstock.cli.shown import print_error, print_rows, say
 from penstock.cli.spark_session import Master, QueryFailed, check_master, query_failed, quiet_session
@@ -123,7 +123,7 @@ def _archive(job: ArchiveRun, spark: SparkSession, stop: Stopping, *, once: bool
 def _end(spark: SparkSession) -> None:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
 
-    unheard_end()
+    silent_end()
     with suppress(Py4JError, OSError):  # Java may be gone
         spark.stop()
 

@@ -27,7 +27,7 @@ _writing: list[int] = []  # the pipe, where what Java prints passes through one
 
 
 @contextmanager
-def unheard_start() -> Iterator[None]:
+def silent_start() -> Iterator[None]:
     """Start Java in the body without what it prints until the end of that; a start that fails shows all of it.
 
     What Java and the Python workers that it starts print later comes through. With -v, so does the rest.
@@ -54,7 +54,7 @@ def unheard_start() -> Iterator[None]:
         relay.is_past_start.wait(_PATIENCE_S)
 
 
-def unheard_end() -> None:
+def silent_end() -> None:
     """Drop what Java prints from now on, and the Python workers that it starts: they may mind that Spark ends."""
     for writing in _writing:
         os.write(writing, _ENDED)

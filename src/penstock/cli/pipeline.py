@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.command import command, group
-from penstock.cli.java_output import unheard_end
+from penstock.cli.java_output import silent_end
 from penstock.cli.options import LOOPBACK, AsJson, DryRun, Limit, Once, Yes, confirm
 from penstock.cli.shown import print_rows, say
 from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server, started
@@ -340,7 +340,7 @@ def _session(
     if is_connect(spark):
         notice_a_dead_server(spark)
     elif _LEVEL not in settings:
-        _hush(spark)
+        _silence_loggers(spark)
     try:
         yield spark
     finally:
@@ -350,11 +350,11 @@ def _session(
             else:
                 if _LEVEL not in settings:
                     spark.sparkContext.setLogLevel("OFF")  # tasks that are left may mind the end of Spark
-                unheard_end()
+                silent_end()
                 spark.stop()
 
 
-def _hush(spark: SparkSession) -> None:
+def _silence_loggers(spark: SparkSession) -> None:
     """Keep Spark from printing the stacks of what ends a batch: we tell it in one line."""
     log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001 - PySpark sets one level for all
     for name in _TALKERS:

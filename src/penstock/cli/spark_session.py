@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from penstock.cli.java_output import unheard_start
+from penstock.cli.java_output import silent_start
 from penstock.cli.shown import say
 from penstock.errors import ConfigurationError, PenstockError
 
@@ -120,7 +120,7 @@ def started(master: str | None, *, is_heard: bool = False) -> Iterator[None]:
     where = master or "this machine"
     is_elsewhere = not where.startswith(("local", "this"))
     say(f"starting Spark on {where} ..." + (" (waiting for the cluster to allocate resources)" if is_elsewhere else ""))
-    with nullcontext() if is_heard else unheard_start():
+    with nullcontext() if is_heard else silent_start():
         yield
 
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from penstock.cli.java_output import unheard_end
+from penstock.cli.java_output import silent_end
 from penstock.cli.shown import say
 from penstock.shutdown import SignalWatch, end_at_once
 
@@ -72,7 +72,7 @@ def stopping(what: str) -> Iterator[Stopping]:
     except Stopped:
         say(f"{what}: stopped")
     finally:
-        unheard_end()
+        silent_end()
         unsubscribe()
         for number, handler in before.items():
             signal.signal(number, handler)

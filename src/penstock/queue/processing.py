@@ -143,8 +143,8 @@ class Processing:
                         return
                 await shielded(_LONGEST_CLEANUP_S, self._complete, delivery)
             else:
-                is_innocent = comes_from_outside(error)  # here, because the clean-up runs in another task
-                await shielded(_LONGEST_CLEANUP_S, self._fail_quietly, delivery, error, is_innocent)
+                is_external = comes_from_outside(error)  # here, because the clean-up runs in another task
+                await shielded(_LONGEST_CLEANUP_S, self._fail_quietly, delivery, error, is_external)
         finally:
             self._left(self)
             if self._stop_renewal is not None:
@@ -159,20 +159,20 @@ class Processing:
         is_done = await delivery.finish(None if most == 0 else self._key.completed, most)
         self._report(is_done, "completed", EventName.COMPLETED)
 
-    async def _fail_quietly(self, delivery: Delivery, error: BaseException, is_innocent: bool) -> None:
+    async def _fail_quietly(self, delivery: Delivery, error: BaseException, is_external: bool) -> None:
         # The caller must get the handler's exception, so errors here are logged.
         try:
-            await self._fail(delivery, error, is_innocent)
+            await self._fail(delivery, error, is_external)
         except Exception:
             logger.exception(
                 "message %s of queue %s could not be settled after its handler failed", delivery.id, self._key.name
             )
-        if not is_innocent:
+        if not is_external:
             self._note(delivery, error)
 
-    async def _fail(self, delivery: Delivery, error: BaseException, is_innocent: bool) -> None:
+    async def _fail(self, delivery: Delivery, error: BaseException, is_external: bool) -> None:
         has_one_chance = self._gateway.is_at_most_once
-        if is_innocent and not has_one_chance:  # not the message's fault: no attempt is counted
+        if is_external and not has_one_chance:  # not the message's fault: no attempt is counted
             await self._retry(delivery, 0.0, counts=False)
             return
         self._emit(EventName.FAILED, id=delivery.id, error=text_of(error, repr), attempts=delivery.attempts)

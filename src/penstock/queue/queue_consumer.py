@@ -86,12 +86,12 @@ class QueueConsumer:
     def _begin_anew(self) -> None:
         # In a forked process too.
         dead_letters = self._dead_letters
-        self.slots = ConsumerSlots(self.client, self.keys, dead_letters, self.look_within)
+        self.slots = ConsumerSlots(self.client, self.keys, dead_letters, self.sweep_within)
         self._unsettled: list[tuple[QueueDelivery, Step]] = []  # processed, but perhaps not settled on the server
         config = ConsumerConfig(group=GROUP, max_stream_size=0)
         self._janitor = Janitor(self.client, self._group, self.keys, config, self.slots.name, dead_letters, self.emit)
 
-    def look_within(self, delay_s: float = 0.0) -> None:
+    def sweep_within(self, delay_s: float = 0.0) -> None:
         """Check for due messages after the delay at the latest."""
         self._next_due_s = min(self._next_due_s, time.monotonic() + delay_s)
 
@@ -121,13 +121,13 @@ class QueueConsumer:
                     if is_stopped():
                         raise
                     trial = trial or self.settings.retry.start(started_s)
-                    await self._recuperate(slot, error, trial, deadline, has_looked=not may_take_new)
+                    await self._recover_slot(slot, error, trial, deadline, has_looked=not may_take_new)
                     may_take_new = time.monotonic() < deadline
         finally:
             if delivery is None:
                 self.slots.put_back(slot)
 
-    async def _recuperate(
+    async def _recover_slot(
         self, slot: ConsumerSlot, error: PenstockError, trial: RetryState, deadline: float, *, has_looked: bool
     ) -> None:
         # After the deadline, check once more for a message whose reply was lost, however late it is, and hardly more
@@ -362,21 +362,21 @@ class QueueConsumer:
         doubtful = await self.slots.borrow_doubtful()
         try:
             while doubtful:
-                is_settled = await self._clear_up(doubtful[-1]) and is_settled
+                is_settled = await self._return_lost(doubtful[-1]) and is_settled
                 self.slots.put_back(doubtful.pop())
         finally:
             for slot in doubtful:  # cancelled half-way
                 self.slots.put_back(slot)
         return is_settled
 
-    async def _clear_up(self, slot: ConsumerSlot) -> bool:
+    async def _return_lost(self, slot: ConsumerSlot) -> bool:
         try:
             claims, _ = await slot.take_lost()
             # It was not processed: restore the counts from before its delivery.
             parkings = [Parking(found.id, 0, *slot.counts_of(found)) for found in claims]
             if parkings:
                 await slot.commands.park(parkings)
-                self.look_within()
+                self.sweep_within()
         except GroupLost:
             pass  # the pending list went with the group
         except TransientError as error:

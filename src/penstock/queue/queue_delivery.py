@@ -155,7 +155,7 @@ class QueueDelivery(msgspec.Struct, eq=False):
 
     async def _park(self, delay_ms: int, deliveries: int, attempts: int) -> bool:
         (is_parked,) = await self.slot.commands.park([Parking(self.id, delay_ms, deliveries, attempts)])
-        self.consumer.look_within(delay_ms / 1000)
+        self.consumer.sweep_within(delay_ms / 1000)
         return is_parked
 
     async def dead_letter(self, reason: Reason | None, error: BaseException | None) -> bool:

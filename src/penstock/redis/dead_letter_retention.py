@@ -78,13 +78,13 @@ class DeadLetterRetention:
                 if not is_more:
                     break
         except PenstockError as error:
-            self._complain(key, stream, f"cannot apply dead_letter_limits: {error}")
+            self._warn_once(key, stream, f"cannot apply dead_letter_limits: {error}")
         if refusal:
-            self._complain(
+            self._warn_once(
                 key, stream, f"cannot apply max_bytes of dead_letter_limits: {refusal.decode(errors='replace')}"
             )
         if held:
-            self._complain(
+            self._warn_once(
                 key,
                 stream,
                 f"records beyond {self.limits} are kept, because a consumer group has not acknowledged them",
@@ -105,7 +105,7 @@ class DeadLetterRetention:
             extra={"stream": key, "count": count},
         )  # fmt: skip
 
-    def _complain(self, key: str, stream: _Stream, what: str) -> None:
+    def _warn_once(self, key: str, stream: _Stream, what: str) -> None:
         with self._lock:
             now_s = time.monotonic()
             if now_s < stream.failed_s + _LOG_EVERY_S:

@@ -147,7 +147,7 @@ class MasterWatch:
                 # Keep polling, whatever it is: otherwise a stale master would go unnoticed from now on.
                 logger.exception("cannot ask %s for the current master", settings.where)
                 said = ConnectionFailed(repr(error))
-            if not self._heard(run, node, said, lookups):
+            if not self._record_answer(run, node, said, lookups):
                 break
             if isinstance(said, PenstockError):
                 node = None
@@ -175,7 +175,7 @@ class MasterWatch:
         free = {node} if node is not None else self._nodes() - self._asked
         return any(lookup.awaited & free for lookup in self._lookups)
 
-    def _heard(self, run: int, node: Host, said: Answer | PenstockError, lookups: list[_Lookup]) -> bool:
+    def _record_answer(self, run: int, node: Host, said: Answer | PenstockError, lookups: list[_Lookup]) -> bool:
         """Record a reply and pass it on; return whether to keep polling."""
         with self._changed:
             if run != self._run:
@@ -187,7 +187,7 @@ class MasterWatch:
                 self._answers.pop(node, None)
                 self._asked.discard(node)
                 self._failures[node] = self._failures.get(node, 0) + 1
-            left, told = self._believe()
+            left, told = self._update_masters()
             known = self._known
             found = self.masters if isinstance(said, Answer) and known is not None and not known.is_down else None
             answered = [lookup for lookup in lookups if found or self._is_the_last(lookup, node, said)]
@@ -204,7 +204,7 @@ class MasterWatch:
             tell()
         return is_needed
 
-    def _believe(self) -> tuple[list[Abortable], list[Callable[[], None]]]:
+    def _update_masters(self) -> tuple[list[Abortable], list[Callable[[], None]]]:
         # Update the masters; return what depends on replaced ones, and the functions to call after a change.
         before, asked = self._known, min(self.directory.askers, len(self._nodes()))
         self._known = known = newest(self._answers.values(), before, asked)

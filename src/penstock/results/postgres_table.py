@@ -105,7 +105,7 @@ def _json(entry: StoredResult) -> str | None:
     try:
         text = msgspec.json.encode(data)
         if b"\\u0000" in text or b"\xcb\x7f" in entry.raw or b"\xcb\xff" in entry.raw:  # the latter: NaN or infinite
-            text = msgspec.json.encode(_sayable(data))
+            text = msgspec.json.encode(_json_value(data))
         return text.decode()
     except (TypeError, ValueError, RecursionError) as error:
         raise EncodeError(
@@ -114,14 +114,14 @@ def _json(entry: StoredResult) -> str | None:
         ) from error
 
 
-def _sayable(data: Any) -> Any:
+def _json_value(data: Any) -> Any:
     if isinstance(data, float) and not math.isfinite(data):
         return "NaN" if math.isnan(data) else f"{'-' if data < 0 else ''}Infinity"
     if isinstance(data, str):
         return _without_nul(data)
     if isinstance(data, dict):
-        return {_sayable(key): _sayable(value) for key, value in data.items()}
-    return [_sayable(item) for item in data] if isinstance(data, list | tuple) else data
+        return {_json_value(key): _json_value(value) for key, value in data.items()}
+    return [_json_value(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def _without_nul(text: str) -> str:

@@ -33,7 +33,7 @@ class Threads:
         self._size, self._most_hung = size, _HUNG_FOR_EACH * size
         self._idle: list[_Calls] = []
         self._loop: asyncio.AbstractEventLoop | None = None
-        weakref.finalize(self, _dismiss, self._idle)
+        weakref.finalize(self, _end_threads, self._idle)
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         """Run the function in a thread and return what it returns."""
@@ -84,7 +84,7 @@ class Threads:
 
     def close(self) -> None:
         """Let idle threads end; does not wait for a hung one."""
-        _dismiss(self._idle)
+        _end_threads(self._idle)
 
 
 def _new_thread() -> _Calls:
@@ -100,7 +100,7 @@ def _serve(calls: _Calls) -> None:
         del call  # free what it references now, not when the next one arrives
 
 
-def _dismiss(idle: list[_Calls]) -> None:
+def _end_threads(idle: list[_Calls]) -> None:
     while idle:
         idle.pop().put(None)
 

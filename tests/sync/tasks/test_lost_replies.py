@@ -204,7 +204,7 @@ def test_a_dead_task_that_was_put_back_is_known_to_be(lossy: RedisTaskQueue, fau
 # --- what no try brings to the server ---------------------------------------------------------------
 
 
-def keep_away(proxy: FaultProxy, name: str) -> None:
+def ignore_for_a_while(proxy: FaultProxy, name: str) -> None:
     """Lets every try of the next call of a script get lost on its way to the server."""
     for _ in range(TRIES):
         proxy.drop_request("EVALSHA", 1, containing=script(name).sha.encode())
@@ -295,7 +295,7 @@ def test_a_failed_task_that_cannot_be_given_back_is_an_orphan_though_its_worker_
     def render(task: Task) -> None:
         runs.append(task.attempts)
         if len(runs) == 1:
-            keep_away(fault_proxy, "tasks/release")
+            ignore_for_a_while(fault_proxy, "tasks/release")
             raise ValueError("once")
 
     task = Task(kind="render")
@@ -340,7 +340,7 @@ def test_a_task_that_could_not_be_given_back_is_told_to_be_lost_when_another_has
     with RedisTaskQueue(fault_proxy.url, "jobs", on_event=lambda event: lost.append(event.name)) as queue:
         queue.enqueue(Task(kind="render"))
         [task] = queue.pop_many(1)
-        keep_away(fault_proxy, "tasks/release")
+        ignore_for_a_while(fault_proxy, "tasks/release")
         with pytest.raises(ConnectionLost):
             queue.nack(task.id)
         [(entry_id, _)] = raw.xrange("jobs.tasks")
@@ -358,7 +358,7 @@ def test_a_task_that_could_not_ask_for_its_permit_asks_again(lossy: RedisTaskQue
 
     task = Task(kind="render")
     lossy.enqueue(task)
-    keep_away(fault_proxy, "tasks/admit")
+    ignore_for_a_while(fault_proxy, "tasks/admit")
     with running(quick(lossy, handlers)):
         result = lossy.wait_for_result(task.id, DEADLINE_S)
     assert result is not None

@@ -31,7 +31,7 @@ class HandlerRun:
 
 
 @dataclass
-class Books:
+class Ledger:
     """What Redis holds when the demo is over, by entry id."""
 
     stored: set[str] = field(default_factory=set)
@@ -59,9 +59,9 @@ class Balance:
         return self.published == total and not self.lost and not self.doubled
 
 
-async def read_books(client: StreamClient) -> Books:
+async def read_ledger(client: StreamClient) -> Ledger:
     """Read the streams and the pending list from end to end."""
-    books = Books()
+    books = Ledger()
     async for entry_id, _ in _entries(client, STREAM):
         books.stored.add(entry_id)
     async for entry_id, fields in _entries(client, JOURNAL):
@@ -75,7 +75,7 @@ async def read_books(client: StreamClient) -> Books:
     return books
 
 
-def balance(published: Collection[str], books: Books) -> Balance:
+def balance(published: Collection[str], books: Ledger) -> Balance:
     """Compare what the producers were told with what Redis holds."""
     announced, dead = set(published), set(books.dead)
     handled = set(books.runs) - books.queued
@@ -91,17 +91,17 @@ def balance(published: Collection[str], books: Books) -> Balance:
     )
 
 
-def duplicates(books: Books) -> int:
+def duplicates(books: Ledger) -> int:
     """Return how often a handler finished an order beyond once."""
     return sum(len(runs) - 1 for runs in books.runs.values())
 
 
-def duplicates_of(worker: str, books: Books) -> int:
+def duplicates_of(worker: str, books: Ledger) -> int:
     """Return how many of these repeat a run of the worker: it had finished, but died before it could say so."""
     return sum(len(runs) - 1 for runs in books.runs.values() if runs[0].worker == worker)
 
 
-def recovery(kill: Kill, books: Books) -> tuple[int, float]:
+def recovery(kill: Kill, books: Ledger) -> tuple[int, float]:
     """Return how many orders of the dead worker others handled, and the seconds from its death to the last of them."""
     again = [
         run.at_s
@@ -112,13 +112,13 @@ def recovery(kill: Kill, books: Books) -> tuple[int, float]:
     return len(again), max(again, default=kill.at_s) - kill.at_s
 
 
-def seconds_of_work(books: Books) -> float:
+def seconds_of_work(books: Ledger) -> float:
     """Return the time from the first line of the journal to the last."""
     times = [run.at_s for runs in books.runs.values() for run in runs]
     return max(times) - min(times) if times else 0.0
 
 
-def reasons(books: Books) -> dict[str, int]:
+def reasons(books: Ledger) -> dict[str, int]:
     """Return the number of dead letters by reason."""
     return dict(Counter(books.dead.values()).most_common())
 

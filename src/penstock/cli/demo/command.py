@@ -23,7 +23,7 @@ from rich.console import Console
 from penstock import StreamClient, StreamProducer
 from penstock.cli.demo import spark as demo_spark
 from penstock.cli.demo import view as demo_view
-from penstock.cli.demo.director import Audience, DemoSummary, Director
+from penstock.cli.demo.run import DemoOutput, DemoRun, DemoSummary
 from penstock.cli.demo.orders import GROUP, STREAM, WORKERS, Plan, make_plan
 from penstock.cli.demo.workers import DemoWorkers
 from penstock.cli.options import LOOPBACK, AsJson
@@ -152,10 +152,10 @@ async def _keep_busy(url: str, workers: DemoWorkers, plan: Plan) -> None:
             await asyncio.sleep(_ORDER_EVERY_S)
 
 
-async def _direct(url: str, workers: DemoWorkers, plan: Plan, audience: Audience, with_spark: bool) -> DemoSummary:
+async def _direct(url: str, workers: DemoWorkers, plan: Plan, audience: DemoOutput, with_spark: bool) -> DemoSummary:
     _end_in_order()
     async with StreamClient.from_url(url) as client:
-        summary = await Director(client, workers, plan, audience).run()
+        summary = await DemoRun(client, workers, plan, audience).run()
         if not with_spark:
             return summary
         if not demo_spark.is_installed():

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.demo.director import DemoSummary
+from penstock.cli.demo.run import DemoSummary
 from penstock.cli.demo.spark import SparkCount
 from penstock.cli.shown import cell
 from penstock.shown import shown

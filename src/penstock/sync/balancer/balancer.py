@@ -55,7 +55,7 @@ class StreamBalancer:
         self._commands = BalancerCommands(client, self.keys, self._id, config)
         self._notices = NoticeQueue(config.output_chan_size)
         self._sweep = Sweep(self._commands, self._holdings, self._notices)
-        self._listener = Listener(client, config, self._sweep.look_into, self._sweep.before_long)
+        self._listener = Listener(client, config, self._sweep.look_into, self._sweep.soon_after_event)
         self._reader = Reader(self._commands, self._holdings, self._notices)
         self._heartbeat = Heartbeat(client.settings, self.keys, self._id, config, self._holdings, self._told_lost)
         self._activities = TaskGroup(lambda: None)
@@ -228,7 +228,7 @@ class StreamBalancer:
         This consumer does not claim it again for some seconds. Raises like done_stream().
         """
         ownership = self._settling(name, is_kept=False)
-        self._sweep.keep_away(ownership.payload.id_in_lbs)
+        self._sweep.ignore_for_a_while(ownership.payload.id_in_lbs)
         try:
             self._wait_for_beat()
             is_released = (self._commands.release([ownership.payload]))[0]

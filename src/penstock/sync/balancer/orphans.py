@@ -55,14 +55,14 @@ class Sweep:
         """Sweep without waiting for the interval."""
         self._soon.set()
 
-    def before_long(self) -> None:
+    def soon_after_event(self) -> None:
         """Sweep without waiting for the interval, but not continuously: after events, or gaps in them."""
         if not self._soon.is_set():
             rest_s = min(_MOST_SWEEPING * self._took_s, self._config.recovery_interval_ms / 1000)
             self._not_before_s = time.monotonic() + max(_AFTER_HINT_S, rest_s)
             self._soon.set()
 
-    def keep_away(self, entry_id: str) -> None:
+    def ignore_for_a_while(self, entry_id: str) -> None:
         """Ignore an entry for a while, because this consumer has handed it over."""
         now_s = time.monotonic()
         for old, until_s in self._handed_over.copy().items():  # several threads may hand over at once
@@ -141,7 +141,7 @@ class Sweep:
             self._config.metrics_recorder.record_ksp_dropped(refused)
         if hints:
             # Redis sends the event of a lock when it deletes it, perhaps seconds after it expired. A sweep reads all.
-            self.before_long()
+            self.soon_after_event()
 
     # --- entry by entry -----------------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ class QueueDelivery(msgspec.Struct, eq=False):
 
     def _park(self, delay_ms: int, deliveries: int, attempts: int) -> bool:
         (is_parked,) = self.slot.commands.park([Parking(self.id, delay_ms, deliveries, attempts)])
-        self.consumer.look_within(delay_ms / 1000)
+        self.consumer.sweep_within(delay_ms / 1000)
         return is_parked
 
     def dead_letter(self, reason: Reason | None, error: BaseException | None) -> bool:

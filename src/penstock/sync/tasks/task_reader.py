@@ -72,8 +72,8 @@ class TaskReader:
         """
         deadline = time.monotonic() + (timeout_s or 0)
         while True:
-            self._make_way(deadline)
-            must_wait = keeps_apart and self._keeps_others_waiting()
+            self._yield_to_sweep(deadline)
+            must_wait = keeps_apart and self._must_run_alone()
             found = [] if must_wait else self._persist(count, wanted, keeps_apart, begins)
             left_s = deadline - time.monotonic()
             if found or timeout_s is None or left_s <= 0:
@@ -87,7 +87,7 @@ class TaskReader:
             if found:
                 return [held.task for held in found]
 
-    def _make_way(self, deadline: float) -> None:
+    def _yield_to_sweep(self, deadline: float) -> None:
         # A sweep must be alone: while one is needed or under way, reads that block end, and pops that may wait do so.
         while (self._in_flight.must_sweep and self._in_flight.is_claiming) or self._is_sweeping:
             left_s = deadline - time.monotonic()
@@ -101,7 +101,7 @@ class TaskReader:
             self._alone = None
         return self._alone is not None
 
-    def _keeps_others_waiting(self) -> bool:
+    def _must_run_alone(self) -> bool:
         # Whether a task that must run alone is held, or waits until nothing else is.
         if self._is_one_alone():
             return True
@@ -128,7 +128,7 @@ class TaskReader:
             while True:
                 looks += 1
                 is_passing = self._look(lanes, found, count, keeps_apart)
-                self._sort_out(found, wanted)
+                self._move_unwanted(found, wanted)
                 if found:
                     break
                 if self._in_flight.can_sweep(found):
@@ -371,7 +371,7 @@ class TaskReader:
             self._sweep(found, keeps_apart=False)
             return self.hand_back(found)
 
-    def _sort_out(self, found: list[TaskDelivery], wanted: TaskFilter) -> None:
+    def _move_unwanted(self, found: list[TaskDelivery], wanted: TaskFilter) -> None:
         misfits = [held for held in found if not wanted.accepts(held.task)]
         for store in dict.fromkeys(held.store for held in misfits):
             moved = [held for held in misfits if held.store is store]
@@ -424,7 +424,7 @@ class TaskReader:
                 sent_s = time.monotonic()
                 rows = self._reads.read(command, timeout_s) or ()
                 self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
-                self._sort_out(found, wanted)
+                self._move_unwanted(found, wanted)
                 return found
         except GroupLost:
             self._lanes.forget_groups()

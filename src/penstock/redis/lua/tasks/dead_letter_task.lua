@@ -14,7 +14,7 @@ local function field(fields, name)
   return ''
 end
 
-local function strike(entry)
+local function remove_references(entry)
   call('ZREM', retries, entry)
   call('HDEL', attempts, entry)
   call('SREM', suspects, entry)
@@ -22,7 +22,7 @@ end
 
 -- Any program can write an entry with the id of another task. Only the entry that the index has for a task may set its
 -- result; another entry may only if no task of that id is open, and it could be read as a task.
-local function speaks_for(id, entry, reason)
+local function may_set_result(id, entry, reason)
   if id == '' then return false end
   local known = call('HGET', index, id)
   if known then return not is_open_elsewhere(known, entry) end
@@ -42,13 +42,13 @@ local function dead_letter_task(pending, begun, reason, error, text, notice, id,
   if cut then record[#record + 1], record[#record + 2] = 'dlq_cut', cut end
   record[#record + 1], record[#record + 2] = 'dlq_traceback', traceback or ''
   call('XADD', dead, '*', unpack(dead_letter_record(record, pending, reason, error, text, string.format('%.0f', begun))))
-  if speaks_for(id, entry, reason) and not known_results({id})[1] then
+  if may_set_result(id, entry, reason) and not known_results({id})[1] then
     local cause = error ~= '' and error .. ': ' .. text or text
     store_results({{id, kind, 'error', cjson.encode({task_id = id, kind = kind, status = 'error', error = cause,
       attempts = begun, finished_at = now_text, traceback = traceback ~= '' and traceback or nil}), notice}})
   end
   call('XACK', stream, group, entry)
-  strike(entry)
+  remove_references(entry)
   if id ~= '' then forget_tasks({id}, {entry}) end
   count_kind('dead', kind, 1)
   return id, kind

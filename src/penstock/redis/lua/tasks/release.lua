@@ -35,7 +35,7 @@ if kind == '' then
 end
 if what == 'ack' then
   call('XACK', stream, group, entry_id)
-  strike(entry_id)
+  remove_references(entry_id)
   forget_tasks({ARGV[13]}, {entry_id})
   count_kind('acked', kind, 1)
   return 'acked'

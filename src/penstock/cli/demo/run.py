@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from penstock import ConsumerGroup, ConsumerInfo, PenstockError, StreamClient, StreamProducer
 from penstock.cli.demo import audit as demo_audit
-from penstock.cli.demo.audit import Balance, Books, Kill
+from penstock.cli.demo.audit import Balance, Kill, Ledger
 from penstock.cli.demo.orders import CONCURRENCY, GROUP, LEASE_MS, STREAM, WORKERS, Plan, Scrambler
 from penstock.cli.demo.spark import SparkCount
 from penstock.cli.demo.workers import DemoWorkers
@@ -20,7 +20,7 @@ _LOOK_S = 0.05
 _LIMIT_S = 45.0  # what is not done by then is counted as queued
 
 
-class Audience(Protocol):
+class DemoOutput(Protocol):
     """Whoever is told how it goes."""
 
     def tell(self, text: str) -> None:
@@ -63,10 +63,10 @@ class DemoSummary:
         return {"is_balanced": self.holds, **asdict(self)}
 
 
-class Director:
+class DemoRun:
     """One run of the demo against a server that is up."""
 
-    def __init__(self, client: StreamClient, workers: DemoWorkers, plan: Plan, audience: Audience) -> None:
+    def __init__(self, client: StreamClient, workers: DemoWorkers, plan: Plan, audience: DemoOutput) -> None:
         self._client, self._workers, self._plan, self._audience = client, workers, plan, audience
         self._group = ConsumerGroup(client, STREAM, GROUP)
         self._published: list[str] = []
@@ -84,7 +84,7 @@ class Director:
         await self._play()
         self._workers.stop()
         self._audience.tell("the workers have stopped; counting the results")
-        books = await demo_audit.read_books(self._client)
+        books = await demo_audit.read_ledger(self._client)
         return self._summary(f"{server.product} {server.version}", books)
 
     async def _play(self) -> None:
@@ -137,7 +137,7 @@ class Director:
         self._workers.start(heir)
         self._audience.tell(f"{victim} was killed while holding {len(held):,} orders; {heir} replaces it")
 
-    def _summary(self, server: str, books: Books) -> DemoSummary:
+    def _summary(self, server: str, books: Ledger) -> DemoSummary:
         kill = self._kill or Kill("", 0.0, frozenset())  # no worker, nothing held
         again, recovery_s = demo_audit.recovery(kill, books)
         seconds = demo_audit.seconds_of_work(books)
