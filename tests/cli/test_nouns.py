@@ -367,7 +367,7 @@ def test_health_sees_the_dead_letters_of_the_stream_that_it_is_asked_about(
     assert as_json("health", "--stream", "orders", "--max-dead-letters", "2")["is_healthy"] is True
     assert as_json("health", "--stream", "invoices", "--max-dead-letters", "0")["dead_letters"] == 0
     assert "2 dead letters" in penstock("health", "--stream", "orders").stdout
-    assert as_json("top", "--stream", "orders", "-n", "1")["totals"]["dead_letters"] == 2
+    assert as_json("top", "--stream", "orders", "--samples", "1")["totals"]["dead_letters"] == 2
 
 
 def test_health_has_a_code_for_probes(as_json: AsJson, client: StreamClient) -> None:

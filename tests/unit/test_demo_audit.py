@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from penstock.cli.app import app
 from penstock.cli.demo import command as demo_command
 from penstock.cli.demo.audit import Balance, HandlerRun, Kill, Ledger, balance, duplicates, duplicates_of, recovery
-from penstock.cli.demo.run import DemoSummary
 from penstock.cli.demo.orders import make_plan
+from penstock.cli.demo.run import DemoSummary
 
 IDS = ["1000-0", "1000-1", "1001-0", "1002-0"]
 

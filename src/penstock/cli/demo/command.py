@@ -23,8 +23,8 @@ from rich.console import Console
 from penstock import StreamClient, StreamProducer
 from penstock.cli.demo import spark as demo_spark
 from penstock.cli.demo import view as demo_view
-from penstock.cli.demo.run import DemoOutput, DemoRun, DemoSummary
 from penstock.cli.demo.orders import GROUP, STREAM, WORKERS, Plan, make_plan
+from penstock.cli.demo.run import DemoOutput, DemoRun, DemoSummary
 from penstock.cli.demo.workers import DemoWorkers
 from penstock.cli.options import LOOPBACK, AsJson
 from penstock.cli.shown import say
