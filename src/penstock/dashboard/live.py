@@ -27,7 +27,7 @@ class _Shared:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     values: dict[str, Any] | None = None
-    sample_ms: int = 0
+    sample: int = 0
     end_s: float = 0.0
 
 
@@ -81,10 +81,10 @@ class Live:
         if len(self._pages) > _MOST_PAGES:
             del self._pages[next(iter(self._pages))]
         async with shared.lock:
-            newest_ms = self.sampler.samples[-1].at_ms if self.sampler.samples else 0
-            if shared.values is None or shared.sample_ms != newest_ms or time.monotonic() >= shared.end_s:
+            newest = self.sampler.samples[-1].number if self.sampler.samples else 0
+            if shared.values is None or shared.sample != newest or time.monotonic() >= shared.end_s:
                 shared.values = await load()
-                shared.sample_ms, shared.end_s = newest_ms, time.monotonic() + _OLDEST_PAGE_S
+                shared.sample, shared.end_s = newest, time.monotonic() + _OLDEST_PAGE_S
             return shared.values
 
     async def failures(self, stream: str, matching: DeadLetterFilter, asked: Hashable) -> FailureGroups:

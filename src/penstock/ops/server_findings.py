@@ -58,7 +58,8 @@ def _persistence(server: ServerInfo) -> list[Finding]:
     if not server.last_save_ok:
         found.append(finding(Severity.ERROR, "the last save to disk failed", "find the cause in the server log"))
     if server.is_append_only is False:
-        what = "only snapshots are taken" if server.snapshots is not False else "nothing is saved"
+        taken = "only snapshots are taken" if server.snapshots else "at best, snapshots are taken"
+        what = taken if server.snapshots is not False else "nothing is saved"
         lost = "the messages since the last snapshot" if server.snapshots is not False else "all messages"
         what = f"appendonly is off and {what}: a crash loses {lost}"
         found.append(finding(Severity.WARNING, what, "CONFIG SET appendonly yes"))

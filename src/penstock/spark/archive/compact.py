@@ -225,7 +225,7 @@ def check_grace(grace_s: float) -> None:
     """Raise ConfigurationError for a grace that cannot be kept: the log of the table names replaced files for a day."""
     if not 0 <= grace_s <= _MOST_GRACE_S:
         raise ConfigurationError(
-            f"--grace {grace_s:g}s must be between 0s and 24h: after a day the table does not record any more when a "
+            f"--keep-replaced (grace_s) {grace_s:g}s must be between 0s and 24h: after a day the table does not record any more when a "
             "file was replaced"
         )
 

@@ -146,7 +146,9 @@ class Streams:
             return StreamKeys(look.name).default_dead_letters()
         if kind is StreamKind.QUEUE:
             return QueueKeys(look.name).dead_letter
-        if kind is StreamKind.TASKS and look.name == TaskKeys(owner).stream_name():  # this lane stands for all
+        if (
+            kind is StreamKind.TASKS and look.name == TaskKeys.of(owner, "", self._client.is_cluster).stream_name()
+        ):  # this lane stands for all
             return TaskKeys.of(owner, "", self._client.is_cluster).dead
         if kind is StreamKind.SERVICE and not self._client.prefix:
             return BalancerKeys(owner).dead_letters

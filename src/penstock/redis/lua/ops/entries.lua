@@ -12,6 +12,7 @@
 -- include: shared/huge.lua
 -- include: shared/pages.lua
 local LONGEST_TRACEBACK = 32000
+local GREATEST = '18446744073709551615-18446744073709551615' -- the server takes no range behind it
 local stream, from, to, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local command = ARGV[4] == '1' and 'XREVRANGE' or 'XRANGE'
 local longest, text, looks, wanted_fields = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
@@ -52,7 +53,7 @@ while #rows < most and bytes < ENOUGH and looked < looks do
   local wanted = math.min(page, most - #rows, looks - looked)
   local found, before = redis.call(command, stream, last and '(' .. last or from, to, 'COUNT', wanted), bytes
   for _, row in ipairs(found) do visit(row) end
-  if #found < wanted then return {rows, ''} end
+  if #found < wanted or (command == 'XRANGE' and last == GREATEST) then return {rows, ''} end
   page = bytes - before > LARGE * #found and 1 or PAGE
 end
 return {rows, last or ''}

@@ -42,8 +42,8 @@ end
 
 local groups, found = redis.call('XINFO', 'GROUPS', stream), {}
 for n, each in ipairs(groups) do
-  local group = as_table(each)
-  if n > left_out and #found < most and (only == '' or group['name'] == only) then
+  if n > left_out and #found < most and (only == '' or each[2] == only) then
+    local group = as_table(each)
     local oldest = group['pending'] > 0 and redis.call('XPENDING', stream, group['name'], '-', '+', 1)[1] or {'', '', 0}
     found[#found + 1] = {
       group['name'], group['consumers'], group['pending'], group['last-delivered-id'], group['entries-read'] or -1,
