@@ -24,7 +24,8 @@ from penstock.spark.runtime.versions import require_pyspark
 from penstock.spark.sessions import session
 from tests.conftest import ServerPark, with_user
 from tests.helpers.missing import usual_server
-from tests.spark.driver import PYTHONPATH, Driver
+from tests.helpers.threads import eventually
+from tests.spark.driver import PATIENCE_S, PYTHONPATH, Driver
 from tests.spark.limits import AVAILABLE_NOW, HAS_LIMITS
 
 if TYPE_CHECKING:
@@ -113,6 +114,11 @@ def spark_of_session(java: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     _end_java()
 
 
+def _running_tasks(spark: SparkSession) -> int:
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    return sum(executors.apply(number).activeTasks() for number in range(executors.size()))
+
+
 def _end_java() -> None:
     """Ends the Java that PySpark leaves running until its process ends, and its open files with it."""
     from pyspark import SparkContext
@@ -127,10 +133,14 @@ def _end_java() -> None:
 
 @pytest.fixture
 def spark(spark_of_session: SparkSession) -> Iterator[SparkSession]:
-    """The shared session, with `redis_streams`; queries that a test leaves running are stopped after it."""
+    """The shared session, with `redis_streams`; queries that a test leaves running are stopped after it.
+
+    A task outlives its query by a moment when another task of the query fails: the next test would find its rows.
+    """
     yield spark_of_session
     for query in spark_of_session.streams.active:
         query.stop()
+    eventually(lambda: _running_tasks(spark_of_session) == 0, PATIENCE_S)
     spark_of_session.catalog.clearCache()
 
 

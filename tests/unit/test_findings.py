@@ -145,7 +145,7 @@ def test_what_a_server_does_not_say_is_found_where_the_verdict_depends_on_it(
 
 def test_snapshots_that_nobody_knows_of_are_not_taken_for_none() -> None:
     [finding] = of_servers.server_findings(replace(HEALTHY, is_append_only=False, snapshots=None))
-    assert "only snapshots are taken" in finding.what
+    assert "at best, snapshots are taken" in finding.what
 
 
 def test_only_a_default_user_that_can_log_in_needs_a_password() -> None:

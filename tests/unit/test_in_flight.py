@@ -190,7 +190,7 @@ async def test_what_waits_is_handed_back_without_a_look_at_all_for_each() -> Non
 
 async def test_what_is_handed_back_is_held_by_every_look_until_the_server_has_answered() -> None:
     held, seen = registry(), list[list[str]]()
-    look = threading.Thread(target=lambda: seen.append(held.unsettled_ids()))
+    look = threading.Thread(target=lambda: seen.append(held.unsettled_ids()), daemon=True)
 
     async def park(parkings: Sequence[Parking]) -> list[bool]:
         look.join()

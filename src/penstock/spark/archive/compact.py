@@ -225,8 +225,8 @@ def check_grace(grace_s: float) -> None:
     """Raise ConfigurationError for a grace that cannot be kept: the log of the table names replaced files for a day."""
     if not 0 <= grace_s <= _MOST_GRACE_S:
         raise ConfigurationError(
-            f"--keep-replaced (grace_s) {grace_s:g}s must be between 0s and 24h: after a day the table does not record any more when a "
-            "file was replaced"
+            f"--keep-replaced (grace_s) {grace_s:g}s must be between 0s and 24h: after a day the table does not record "
+            "any more when a file was replaced"
         )
 
 
