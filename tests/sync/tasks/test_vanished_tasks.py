@@ -114,6 +114,19 @@ def test_a_task_that_vanished_before_any_worker_got_it_is_given_up(
     assert len(queue.pop_many(3)) == 2
 
 
+def test_a_task_that_vanished_behind_large_ones_is_given_up(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    tasks = [Task(kind="render", payload={"text": "x" * size}) for size in (600_000, 600_000, 600_000, 1)]
+    queue.enqueue_many(tasks)
+    raw.xdel("jobs.tasks", raw.xrevrange("jobs.tasks", count=1)[0][0])
+
+    def is_given_up() -> bool:
+        queue.trim()
+        return queue.wait_for_result(tasks[-1].id, 0) is not None
+
+    eventually(is_given_up)
+    assert queue.pending_count() == 3
+
+
 def test_tasks_of_a_stream_that_was_deleted_are_given_up_when_it_is_created_again(
     queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
 ) -> None:
