@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis
@@ -150,6 +151,28 @@ async def test_a_vanished_task_that_a_handler_has_is_left_to_it(queue: RedisTask
     delete_first(raw)
     await queue.trim()
     assert await queue.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
+
+
+async def test_a_vanished_task_that_its_holder_renews_while_it_is_looked_up_is_left_to_it(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, retries, look_up = Task(kind="render"), queue.keys.tasks("").retries("jobs"), queue._undeliverable._tasks_of
+    await queue.pop(block=False)  # creates the lanes
+    await other.enqueue(task)
+    await other.pop()
+    entry_id = delete_first(raw)
+    raw.zadd(retries, {entry_id: 1})  # as if it had been renewed long ago
+
+    async def slow_look_up(*args: Any) -> dict[str, str]:
+        found = await look_up(*args)
+        raw.zadd(retries, {entry_id: 10**15})  # as the holder renews it
+        return found
+
+    monkeypatch.setattr(queue._undeliverable, "_tasks_of", slow_look_up)
+    assert await queue.pop(block=False) is None
+    assert raw.zcard(retries) == 1
+    assert await other.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
+    assert raw.xlen("jobs.dead") == 0
 
 
 async def test_the_task_of_an_entry_is_found_among_thousands(queue: RedisTaskQueue, raw: redis.Redis) -> None:
