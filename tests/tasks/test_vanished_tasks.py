@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.errors import GroupLost
 from penstock.events import Event, EventName
 from penstock.ids import LAST
-from penstock.task import Result, Status, Task
+from penstock.task import Priority, Result, Status, Task
 from penstock.tasks import RedisTaskQueue
 from tests.helpers.aio import DEADLINE_S, eventually
 
@@ -130,18 +129,38 @@ async def test_a_task_that_vanished_behind_large_ones_is_given_up(queue: RedisTa
 
 
 async def test_tasks_of_a_stream_that_was_deleted_are_given_up_when_it_is_created_again(
-    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+    queue: RedisTaskQueue, raw: redis.Redis
 ) -> None:
     await queue.enqueue(Task(kind="render"))
     await queue.enqueue(Task(kind="render"), delay=3600)
     await queue.pop_many(1)
     raw.delete("jobs.tasks")
-    with pytest.raises(GroupLost):
-        await queue.trim()
+    await queue.trim()
     assert await queue.pending_count() == 2
-    await other.pop_many(1, block=False)
-    await other.trim()
+    await queue.trim()
     assert await queue.pending_count() == 1
+
+
+async def test_a_lane_whose_stream_was_deleted_does_not_stop_the_upkeep_of_others(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    await other.enqueue(Task(kind="render"))
+    low = Task(kind="render", priority=Priority.LOW)
+    await other.enqueue(low)
+    await other.pop_many(2)
+
+    async def are_freed() -> bool:
+        raw.delete("jobs.tasks")
+        return await queue.requeue_orphans(1, 10) == 1
+
+    assert await queue.requeue_orphans(60_000, 10) == 0  # knows the lanes
+    await eventually(are_freed)
+    [again] = await queue.pop_many(2)
+    assert again.id == low.id
+    assert await queue.finish_many([Result(task_id=low.id, kind=low.kind)]) == [True]
+    raw.delete("jobs.tasks")
+    await queue.trim()
+    assert raw.xlen("jobs.tasks.low") == 0
 
 
 async def test_a_vanished_task_that_a_handler_has_is_left_to_it(queue: RedisTaskQueue, raw: redis.Redis) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import redis
 
-from penstock.errors import GroupLost
 from penstock.events import Event, EventName
 from penstock.ids import LAST
 from penstock.sync.tasks import RedisTaskQueue
-from penstock.task import Result, Status, Task
+from penstock.task import Priority, Result, Status, Task
 from tests.helpers.threads import DEADLINE_S, eventually
 
 pytestmark = [pytest.mark.usefixtures("default_server")]
@@ -129,18 +128,38 @@ def test_a_task_that_vanished_behind_large_ones_is_given_up(queue: RedisTaskQueu
 
 
 def test_tasks_of_a_stream_that_was_deleted_are_given_up_when_it_is_created_again(
-    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+    queue: RedisTaskQueue, raw: redis.Redis
 ) -> None:
     queue.enqueue(Task(kind="render"))
     queue.enqueue(Task(kind="render"), delay=3600)
     queue.pop_many(1)
     raw.delete("jobs.tasks")
-    with pytest.raises(GroupLost):
-        queue.trim()
+    queue.trim()
     assert queue.pending_count() == 2
-    other.pop_many(1, block=False)
-    other.trim()
+    queue.trim()
     assert queue.pending_count() == 1
+
+
+def test_a_lane_whose_stream_was_deleted_does_not_stop_the_upkeep_of_others(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    other.enqueue(Task(kind="render"))
+    low = Task(kind="render", priority=Priority.LOW)
+    other.enqueue(low)
+    other.pop_many(2)
+
+    def are_freed() -> bool:
+        raw.delete("jobs.tasks")
+        return queue.requeue_orphans(1, 10) == 1
+
+    assert queue.requeue_orphans(60_000, 10) == 0  # knows the lanes
+    eventually(are_freed)
+    [again] = queue.pop_many(2)
+    assert again.id == low.id
+    assert queue.finish_many([Result(task_id=low.id, kind=low.kind)]) == [True]
+    raw.delete("jobs.tasks")
+    queue.trim()
+    assert raw.xlen("jobs.tasks.low") == 0
 
 
 def test_a_vanished_task_that_a_handler_has_is_left_to_it(queue: RedisTaskQueue, raw: redis.Redis) -> None:
