@@ -27,7 +27,7 @@ local function is_gone(stream, entry)
   if pending.err or #pending > 0 then return false end -- the group or the stream is lost, or a worker got it
   local first = first_of(stream)
   if first and (first == '' or is_smaller(entry, first)) then return true end
-  if bytes >= ENOUGH then return false end
+  if first == entry or bytes >= ENOUGH then return false end
   local row = call('XRANGE', stream, entry, entry)[1]
   bytes = bytes + (row and weight(row) or 0)
   return not row
