@@ -2,7 +2,7 @@
 -- KEYS: 1 index, 2.. streams of the lanes that are named
 -- ARGV: 1 cursor ('0' = begin), 2 how many tasks to look at, 3 group, 4.. names of lanes
 -- Returns: {next cursor ('0' = the end), {lane, entry, id, ...}}
--- Called twice: the same again, unless it has no time for all of a step. Writes nothing.
+-- Called twice: the same again, or others of the step if they are large. Writes nothing.
 -- An entry that is older than the first one of its stream is gone. To read that one, or to look for another, copies a payload:
 -- beyond a number of bytes an entry counts as present until a later step. Each step begins with another task, because the
 -- server gives them in the same order again.
