@@ -43,6 +43,7 @@ from penstock.sync.delivery.dead_letters import DeadLetters
 from penstock.sync.ops import Inspector
 from penstock.sync.tasks import RedisTaskQueue, Result, Task, Worker
 from penstock.tasks.handlers import Handlers, Retry
+from penstock.tasks.lanes import Lane, suffix_of
 from penstock.testing.servers import TEST_SERVERS, ServerKind
 
 LIMIT_MS = 10.0
@@ -158,6 +159,22 @@ class Large:
             queue.trim()
             queue.gauges()
 
+    def lanes(self) -> None:
+        """Look for tasks whose entries vanished in very many lanes that begin with large ones, and give them up."""
+        with RedisTaskQueue(self.client, "lanes", max_payload_bytes=2 << 20) as queue:
+            names = [Lane(kind=f"k{n}").name for n in range(min(250, 4 * self.entries))]
+            self.raw.sadd(queue.keys.lanes, *names)
+            for n, name in enumerate(names):
+                stream = queue.keys.tasks(suffix_of(name)).stream
+                gone = self.raw.xadd(stream, {"data": "gone"})
+                self.raw.xdel(stream, gone)
+                first, last = (self.raw.xadd(stream, {"data": text}) for text in (self.text, "small"))
+                tasks = {f"{what}-{n}": entry for what, entry in (("gone", gone), ("first", first), ("last", last))}
+                index = {task_id: f"{entry.decode()} {name}" for task_id, entry in tasks.items()}
+                self.raw.hset(queue.keys.index, mapping=index)
+            for _ in range(10):
+                queue.trim()
+
     def dead_letters(self) -> None:
         """Keep dead letters within limits of every kind, with large records and with very many small ones."""
         client, count = self.client, self.entries
@@ -225,7 +242,9 @@ def _process(queue: RedisMessageQueue, *, fails: bool) -> None:
         pass
 
 
-_STEPS = (Large.streams, Large.queue, Large.tasks, Large.dead_letters, Large.inspect, Large.balancer)
+_STEPS = (
+    Large.streams, Large.queue, Large.tasks, Large.lanes, Large.dead_letters, Large.inspect, Large.balancer,
+)  # fmt: skip
 
 
 def measured(kind: ServerKind, entries: int, size: int) -> dict[str, list[float]]:

@@ -12,6 +12,7 @@ import redis
 
 from penstock.errors import ConfigurationError, OutOfMemory
 from penstock.events import Event
+from penstock.redis.reading import PageLimits
 from penstock.redis.scripts import script
 from penstock.task import Priority, Result, Task
 from penstock.tasks import Handlers, RedisTaskQueue, Worker
@@ -650,7 +651,28 @@ async def test_all_open_tasks_are_listed_page_by_page(queue: RedisTaskQueue) -> 
     assert [task.id for task in await queue.list_tasks(limit=20, offset=30)] == [task.id for task in tasks[30:50]]
 
 
-async def test_tasks_in_hand_are_listed_in_two_questions_a_lane(
+@pytest.mark.parametrize("is_scheduled", [False, True])
+async def test_large_tasks_are_listed_a_few_at_once(
+    queue: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, is_scheduled: bool
+) -> None:
+    tasks, pages = [Task(kind="render", payload={"data": "x" * 100_000}) for _ in range(40)], list[int]()
+    await queue.enqueue_many(tasks, delay=3600 if is_scheduled else 0)
+    while not is_scheduled and len(await queue.list_pending()) < 40:
+        await queue.pop_many(40)
+    after = PageLimits.after
+
+    def noted(limits: PageLimits, found: int, size: int) -> int:
+        pages.append(size)
+        return after(limits, found, size)
+
+    monkeypatch.setattr(PageLimits, "after", noted)
+    found = await queue.list_tasks(100) if is_scheduled else [held.task for held in await queue.list_pending()]
+    assert sorted(task.id for task in found) == sorted(task.id for task in tasks)
+    assert pages[0] <= 17 * 100_100
+    assert max(pages[1:]) <= 11 * 100_100
+
+
+async def test_tasks_in_hand_are_listed_in_a_few_questions_a_lane(
     queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [Task(kind="render") for _ in range(40)]
@@ -661,7 +683,7 @@ async def test_tasks_in_hand_are_listed_in_two_questions_a_lane(
     await other.list_pending()  # it is connected from here on
     trips = count_round_trips(monkeypatch, await other.client.connection(""))
     found = await other.list_pending()
-    assert len(trips) == 3, "which lanes there are, and two for the only one"
+    assert len(trips) == 4, "which lanes there are, what is pending in the only one, and two pages of it"
     assert [hand.id for hand in found] == [task.id for task in tasks]
     assert [hand.id for hand in found if hand.due_in_ms is not None] == [tasks[3].id]
     assert 0 < (found[3].due_in_ms or 0) <= 60_000

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis
 
-from penstock.errors import GroupLost
 from penstock.events import Event, EventName
 from penstock.ids import LAST
-from penstock.task import Result, Status, Task
+from penstock.task import Priority, Result, Status, Task
 from penstock.tasks import RedisTaskQueue
 from tests.helpers.aio import DEADLINE_S, eventually
 
@@ -115,19 +115,52 @@ async def test_a_task_that_vanished_before_any_worker_got_it_is_given_up(
     assert len(await queue.pop_many(3)) == 2
 
 
+async def test_a_task_that_vanished_behind_large_ones_is_given_up(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    tasks = [Task(kind="render", payload={"text": "x" * size}) for size in (600_000, 600_000, 600_000, 1)]
+    await queue.enqueue_many(tasks)
+    raw.xdel("jobs.tasks", raw.xrevrange("jobs.tasks", count=1)[0][0])
+
+    async def is_given_up() -> bool:
+        await queue.trim()
+        return await queue.wait_for_result(tasks[-1].id, 0) is not None
+
+    await eventually(is_given_up)
+    assert await queue.pending_count() == 3
+
+
 async def test_tasks_of_a_stream_that_was_deleted_are_given_up_when_it_is_created_again(
-    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+    queue: RedisTaskQueue, raw: redis.Redis
 ) -> None:
     await queue.enqueue(Task(kind="render"))
     await queue.enqueue(Task(kind="render"), delay=3600)
     await queue.pop_many(1)
     raw.delete("jobs.tasks")
-    with pytest.raises(GroupLost):
-        await queue.trim()
+    await queue.trim()
     assert await queue.pending_count() == 2
-    await other.pop_many(1, block=False)
-    await other.trim()
+    await queue.trim()
     assert await queue.pending_count() == 1
+
+
+async def test_a_lane_whose_stream_was_deleted_does_not_stop_the_upkeep_of_others(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis
+) -> None:
+    await other.enqueue(Task(kind="render"))
+    low = Task(kind="render", priority=Priority.LOW)
+    await other.enqueue(low)
+    await other.pop_many(2)
+
+    async def are_freed() -> bool:
+        raw.delete("jobs.tasks")
+        return await queue.requeue_orphans(1, 10) == 1
+
+    assert await queue.requeue_orphans(60_000, 10) == 0  # knows the lanes
+    await eventually(are_freed)
+    [again] = await queue.pop_many(2)
+    assert again.id == low.id
+    assert await queue.finish_many([Result(task_id=low.id, kind=low.kind)]) == [True]
+    raw.delete("jobs.tasks")
+    await queue.trim()
+    assert raw.xlen("jobs.tasks.low") == 0
 
 
 async def test_a_vanished_task_that_a_handler_has_is_left_to_it(queue: RedisTaskQueue, raw: redis.Redis) -> None:
@@ -137,6 +170,28 @@ async def test_a_vanished_task_that_a_handler_has_is_left_to_it(queue: RedisTask
     delete_first(raw)
     await queue.trim()
     assert await queue.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
+
+
+async def test_a_vanished_task_that_its_holder_renews_while_it_is_looked_up_is_left_to_it(
+    queue: RedisTaskQueue, other: RedisTaskQueue, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, retries, look_up = Task(kind="render"), queue.keys.tasks("").retries("jobs"), queue._undeliverable._tasks_of
+    await queue.pop(block=False)  # creates the lanes
+    await other.enqueue(task)
+    await other.pop()
+    entry_id = delete_first(raw)
+    raw.zadd(retries, {entry_id: 1})  # as if it had been renewed long ago
+
+    async def slow_look_up(*args: Any) -> dict[str, str]:
+        found = await look_up(*args)
+        raw.zadd(retries, {entry_id: 10**15})  # as the holder renews it
+        return found
+
+    monkeypatch.setattr(queue._undeliverable, "_tasks_of", slow_look_up)
+    assert await queue.pop(block=False) is None
+    assert raw.zcard(retries) == 1
+    assert await other.finish_many([Result(task_id=task.id, kind=task.kind, data=1)]) == [True]
+    assert raw.xlen("jobs.dead") == 0
 
 
 async def test_the_task_of_an_entry_is_found_among_thousands(queue: RedisTaskQueue, raw: redis.Redis) -> None:

@@ -42,7 +42,7 @@ class PageLimits:
         return max(1, min(max(self.first, 2 * found), self.largest, found * self.most_bytes // max(1, size)))
 
 
-_PAGES = PageLimits(16, 128, 1 << 20)  # most callers want a few, and each may have a megabyte
+PAGES = PageLimits(16, 128, 1 << 20)  # most callers want a few, and each may have a megabyte
 
 
 def size_of(rows: Sequence[tuple[bytes, list[bytes]]]) -> int:
@@ -167,7 +167,7 @@ async def pages(
 
     With `newest_first`, `start` is the greater id.
     """
-    command, page, left = "XREVRANGE" if newest_first else "XRANGE", _PAGES.first, most or sys.maxsize
+    command, page, left = "XREVRANGE" if newest_first else "XRANGE", PAGES.first, most or sys.maxsize
     while left > 0:
         count = min(page, left)
         rows = await client.call(key, command, key, start, end, "COUNT", count)
@@ -178,4 +178,4 @@ async def pages(
         if len(rows) < count or (last == ids.LAST and not newest_first):
             return
         start, left = f"({last}", left - len(rows)
-        page = _PAGES.after(len(rows), size_of(rows))
+        page = PAGES.after(len(rows), size_of(rows))

@@ -297,6 +297,14 @@ class LaneRegistry:
             store.has_group = False
         self._looked_s = float("-inf")
 
+    @contextmanager
+    def skipping_lost(self) -> Iterator[None]:
+        """Pass over a lane whose stream or group was deleted: the next look creates it."""
+        try:
+            yield
+        except GroupLost:
+            self.forget_groups()
+
 
 class Admission:
     """The limits of one queue, as one consumer meets them."""

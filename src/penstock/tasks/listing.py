@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from penstock import envelope
 from penstock.errors import GroupLost
 from penstock.redis.packing import Command
-from penstock.redis.reading import pages, read_many
+from penstock.redis.reading import PAGES, pages, read_many, size_of
 from penstock.redis.translate import checked
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
@@ -15,9 +15,6 @@ from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.tasks.lanes import reading_order
 from penstock.tasks.listed import PendingTask
-
-_PAGE = 500
-_LOOKED_AT = 64  # tasks per request, because they may be large
 
 
 class TaskListing:
@@ -56,9 +53,9 @@ class TaskListing:
                     yield task
 
     async def _scheduled(self) -> AsyncIterator[Task]:
-        start = 0
+        start, page = 0, PAGES.first
         while True:
-            names = await self._client.call(self._keys.due, "ZRANGE", self._keys.due, start, start + _PAGE - 1)
+            names = await self._client.call(self._keys.due, "ZRANGE", self._keys.due, start, start + page - 1)
             if not names:
                 return
             stored = await self._client.call(self._keys.bodies, "HMGET", self._keys.bodies, *names)
@@ -67,7 +64,7 @@ class TaskListing:
                 task = self._read(fields) if fields is not None else None
                 if task is not None:
                     yield task
-            start += _PAGE
+            start, page = start + len(names), PAGES.after(len(names), sum(map(len, filter(None, stored))))
 
     async def in_hand(self, limit: int) -> list[PendingTask]:
         """Return tasks that were delivered and are not settled."""
@@ -80,11 +77,17 @@ class TaskListing:
                     rows = await self._client.call(store.stream, *command)
                 except GroupLost:
                     continue  # nothing is pending; the next worker creates the group
-                for start in range(0, len(rows), _LOOKED_AT):
-                    found += await self._look(store, rows[start : start + _LOOKED_AT])
+                start, page = 0, PAGES.first
+                while start < len(rows):
+                    some, size = await self._look(store, rows[start : start + page])
+                    found += some
+                    start, page = start + page, PAGES.after(page, size)
         return found
 
-    async def _look(self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]) -> list[PendingTask]:
+    async def _look(
+        self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]
+    ) -> tuple[list[PendingTask], int]:
+        # Also returns how many bytes were read.
         names, stream = [row[0] for row in pending], store.stream
         commands: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
         commands += [("XRANGE", stream, name, name) for name in names]
@@ -97,7 +100,7 @@ class TaskListing:
             if task is not None:
                 waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
                 found.append(PendingTask(task, envelope.text(row[1]), int(row[2]), waits_ms))
-        return found
+        return found, sum(map(size_of, entries))
 
     def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:
         try:

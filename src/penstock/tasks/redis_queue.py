@@ -392,7 +392,8 @@ class RedisTaskQueue:
         """
         freed = 0
         for store in await self._lanes.all():
-            freed += await self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
+            with self._lanes.skipping_lost():
+                freed += await self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
             if freed >= max_batch:
                 break
         if await is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _UPKEEP_MS):
@@ -424,10 +425,11 @@ class RedisTaskQueue:
         stores = await self._lanes.all()
         await self._undeliverable.look_for_vanished(stores)
         for store in stores:
-            await store.group.trim(0)
-            await store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
-            if not store.lane.is_lasting and await store.close():
-                self._lanes.forget(store.lane)
+            with self._lanes.skipping_lost():
+                await store.group.trim(0)
+                await store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
+                if not store.lane.is_lasting and await store.close():
+                    self._lanes.forget(store.lane)
         await self._result_store.trim(int(self.result_ttl_ms))
         await self.client.dead_letter_retention.apply(self.keys.dead, self.keys.counts)
 

@@ -143,3 +143,17 @@ def test_a_task_that_was_moved_tried_again_and_redriven_keeps_its_result(
     [held] = queue.pop_many(1, timeout=DEADLINE_S)
     assert finish(queue, held)
     assert result_of(queue, task) == "genuine"
+
+
+def test_a_second_entry_that_is_put_aside_to_run_alone_is_not_held(queue: RedisTaskQueue, raw: redis.Redis) -> None:
+    task, lane = genuine(), queue.keys.tasks("")
+    queue.pop_many(2, block=False)  # creates the lanes
+    queue.enqueue(task)
+    forged = forge(raw, task)
+    [(_, rows)] = raw.xreadgroup("jobs", "dead", {"jobs.tasks": ">"})
+    raw.zadd(lane.retries("jobs"), {entry_id: 1 for entry_id, _ in rows})
+    raw.hset(lane.attempts("jobs"), forged, queue.max_retry + 1)
+    raw.sadd(queue.keys.suspects(""), forged)
+    [held] = queue.pop_many(2)
+    assert held.payload == task.payload
+    assert queue._in_flight.ids_by_stream()[lane] == [rows[0][0].decode()]

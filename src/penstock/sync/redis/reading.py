@@ -43,7 +43,7 @@ class PageLimits:
         return max(1, min(max(self.first, 2 * found), self.largest, found * self.most_bytes // max(1, size)))
 
 
-_PAGES = PageLimits(16, 128, 1 << 20)  # most callers want a few, and each may have a megabyte
+PAGES = PageLimits(16, 128, 1 << 20)  # most callers want a few, and each may have a megabyte
 
 
 def size_of(rows: Sequence[tuple[bytes, list[bytes]]]) -> int:
@@ -168,7 +168,7 @@ def pages(
 
     With `newest_first`, `start` is the greater id.
     """
-    command, page, left = "XREVRANGE" if newest_first else "XRANGE", _PAGES.first, most or sys.maxsize
+    command, page, left = "XREVRANGE" if newest_first else "XRANGE", PAGES.first, most or sys.maxsize
     while left > 0:
         count = min(page, left)
         rows = client.call(key, command, key, start, end, "COUNT", count)
@@ -179,4 +179,4 @@ def pages(
         if len(rows) < count or (last == ids.LAST and not newest_first):
             return
         start, left = f"({last}", left - len(rows)
-        page = _PAGES.after(len(rows), size_of(rows))
+        page = PAGES.after(len(rows), size_of(rows))

@@ -10,15 +10,12 @@ from penstock.errors import GroupLost
 from penstock.redis.packing import Command
 from penstock.redis.translate import checked
 from penstock.serializers import PayloadLimits
-from penstock.sync.redis.reading import pages, read_many
+from penstock.sync.redis.reading import PAGES, pages, read_many, size_of
 from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
 from penstock.sync.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.task import Task
 from penstock.tasks.lanes import reading_order
 from penstock.tasks.listed import PendingTask
-
-_PAGE = 500
-_LOOKED_AT = 64  # tasks per request, because they may be large
 
 
 class TaskListing:
@@ -57,9 +54,9 @@ class TaskListing:
                     yield task
 
     def _scheduled(self) -> Iterator[Task]:
-        start = 0
+        start, page = 0, PAGES.first
         while True:
-            names = self._client.call(self._keys.due, "ZRANGE", self._keys.due, start, start + _PAGE - 1)
+            names = self._client.call(self._keys.due, "ZRANGE", self._keys.due, start, start + page - 1)
             if not names:
                 return
             stored = self._client.call(self._keys.bodies, "HMGET", self._keys.bodies, *names)
@@ -68,7 +65,7 @@ class TaskListing:
                 task = self._read(fields) if fields is not None else None
                 if task is not None:
                     yield task
-            start += _PAGE
+            start, page = start + len(names), PAGES.after(len(names), sum(map(len, filter(None, stored))))
 
     def in_hand(self, limit: int) -> list[PendingTask]:
         """Return tasks that were delivered and are not settled."""
@@ -81,11 +78,17 @@ class TaskListing:
                     rows = self._client.call(store.stream, *command)
                 except GroupLost:
                     continue  # nothing is pending; the next worker creates the group
-                for start in range(0, len(rows), _LOOKED_AT):
-                    found += self._look(store, rows[start : start + _LOOKED_AT])
+                start, page = 0, PAGES.first
+                while start < len(rows):
+                    some, size = self._look(store, rows[start : start + page])
+                    found += some
+                    start, page = start + page, PAGES.after(page, size)
         return found
 
-    def _look(self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]) -> list[PendingTask]:
+    def _look(
+        self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]
+    ) -> tuple[list[PendingTask], int]:
+        # Also returns how many bytes were read.
         names, stream = [row[0] for row in pending], store.stream
         commands: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
         commands += [("XRANGE", stream, name, name) for name in names]
@@ -98,7 +101,7 @@ class TaskListing:
             if task is not None:
                 waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
                 found.append(PendingTask(task, envelope.text(row[1]), int(row[2]), waits_ms))
-        return found
+        return found, sum(map(size_of, entries))
 
     def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:
         try:

@@ -393,7 +393,8 @@ class RedisTaskQueue:
         """
         freed = 0
         for store in self._lanes.all():
-            freed += self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
+            with self._lanes.skipping_lost():
+                freed += self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
             if freed >= max_batch:
                 break
         if is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _UPKEEP_MS):
@@ -425,10 +426,11 @@ class RedisTaskQueue:
         stores = self._lanes.all()
         self._undeliverable.look_for_vanished(stores)
         for store in stores:
-            store.group.trim(0)
-            store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
-            if not store.lane.is_lasting and store.close():
-                self._lanes.forget(store.lane)
+            with self._lanes.skipping_lost():
+                store.group.trim(0)
+                store.group.remove_dead_consumers(_CONSUMER_TTL_MS, except_for=self.consumer)
+                if not store.lane.is_lasting and store.close():
+                    self._lanes.forget(store.lane)
         self._result_store.trim(int(self.result_ttl_ms))
         self.client.dead_letter_retention.apply(self.keys.dead, self.keys.counts)
 

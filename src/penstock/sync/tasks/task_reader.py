@@ -258,7 +258,8 @@ class TaskReader:
                 self.due_soon(held.store.lane, _SECOND_S)
                 gone.add(held)
         self._drop(found, gone)
-        self._in_flight.add(waits - gone)  # those whose first entry was rejected
+        # Those whose first entry was rejected; one that was put aside in the meantime is no longer found.
+        self._in_flight.add([held for held in found if held in waits])
 
     def _without_settled(self, store: LaneStore, entries: Entries) -> Entries:
         # A group that was lost and created again delivers the whole stream: the index knows which tasks are open.

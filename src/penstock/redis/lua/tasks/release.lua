@@ -6,7 +6,8 @@
 --       5 delay in ms, 6 '1' = the run counts, '0' = it does not, '-' = it never began, 7 how often it may be tried again,
 --       8 reason, 9 error, 10 text, 11 now (ISO 8601), 12 kind ('' = look), 13 id of the task, 14 traceback,
 --       15 runs before this one ('' = one less than recorded)
--- Returns: 'waiting', 'dead', 'acked', 'extended', or 'gone' = it is not pending (with that consumer)
+-- Returns: 'waiting', 'dead', 'acked', 'extended', or 'gone' = it is not pending (with that consumer), or not given up,
+--       because its holder has renewed it
 -- Called twice: 'gone', except that a delay starts anew.
 local call = redis.call
 local stream, retries, attempts, suspects, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -19,6 +20,9 @@ local entry = call('XPENDING', stream, group, entry_id, entry_id, 1)[1]
 if not entry and ARGV[8] == 'missing' and #call('XRANGE', stream, entry_id, entry_id) == 0 then
   local known = call('HGET', index, ARGV[13])
   if known and not is_open_elsewhere(known, entry_id) then entry = {entry_id, '', 0, 0} end
+end
+if entry and ARGV[8] == 'missing' and tonumber(call('ZSCORE', retries, entry_id) or 0) > now_ms then
+  return 'gone' -- renewed since it was found: see hold_vanished.lua
 end
 if not entry or (ARGV[2] ~= '' and entry[2] ~= ARGV[2]) then return 'gone' end
 local begun = tonumber(call('HGET', attempts, entry_id) or entry[4])
