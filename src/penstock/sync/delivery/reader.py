@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 
-from penstock.config import usual_heartbeat_ms
 from penstock.errors import PenstockError, ReadOnlyServer
 from penstock.events import EventName
 from penstock.redis.blocking import Reply
@@ -17,7 +16,7 @@ from penstock.runtime.threads import Flag, Lock, next_tick
 from penstock.sync.delivery.acks import AckSender
 from penstock.sync.delivery.group_commands import MAX_IDS, parse_rows
 from penstock.sync.delivery.in_flight import InFlight
-from penstock.sync.redis.blocking_read import BlockingRead, is_late, longest_wait_s
+from penstock.sync.redis.blocking_read import BlockingRead, is_late, late_after_s, longest_wait_s
 from penstock.sync.redis.reading import PageLimits
 
 REPLY_MARGIN_S = 2.0
@@ -60,11 +59,12 @@ class MessageReader:
         context = in_flight.context
         self._in_flight, self._acks = in_flight, acks
         self._client, self._commands, self._emit = context.client, context.commands, context.emit
-        self._prefetch = PrefetchWindow(context.config.batch_size, context.config.max_prefetch)
-        self._heartbeat_s = usual_heartbeat_ms(context.config.lease_ms) / 1000
-        self._block_ms = min(context.config.block_ms, max(1, int(longest_wait_s(self._heartbeat_s) * 1000)))
-        self._page, self._most_waiting = _PAGE.first, context.config.max_prefetch
-        self._sweep_interval_s = context.config.effective_recovery_ms / 1000
+        config = context.config
+        self._prefetch = PrefetchWindow(config.batch_size, config.max_prefetch)
+        self._late_s = late_after_s(config.lease_ms / 1000, config.effective_heartbeat_ms / 1000)
+        self._block_ms = min(config.block_ms, int(longest_wait_s(self._late_s) * 1000))
+        self._page, self._most_waiting = _PAGE.first, config.max_prefetch
+        self._sweep_interval_s = config.effective_recovery_ms / 1000
         self._blocking = BlockingRead(context.client, context.commands.keys.stream)
         self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
         self._must_sweep = True
@@ -90,7 +90,7 @@ class MessageReader:
                 # Here rather than after the await, so that a worker can run next.
                 in_flight.is_read_under_way = False
                 rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-                if rows and is_late(self._blocking.sent_s, self._heartbeat_s):
+                if rows and is_late(self._blocking.sent_s, self._late_s):
                     rows, self._must_sweep = [], True  # the sweep takes those that are still ours
                 found = len(rows)
                 if rows:
