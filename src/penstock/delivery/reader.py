@@ -6,8 +6,8 @@ import time
 
 from penstock.delivery.acks import AckSender
 from penstock.delivery.group_commands import MAX_IDS, parse_rows
-from penstock.delivery.in_flight import InFlight
-from penstock.errors import PenstockError, ReadOnlyServer
+from penstock.delivery.in_flight import FreshRow, InFlight
+from penstock.errors import ConnectionLost, PenstockError, ReadOnlyServer
 from penstock.events import EventName
 from penstock.redis.aio import Reply
 from penstock.redis.blocking_read import BlockingRead, is_late, late_after_s, longest_wait_s
@@ -88,14 +88,7 @@ class MessageReader:
             if index == len(commands) - 1:
                 # Here rather than after the await, so that a worker can run next.
                 in_flight.is_read_under_way = False
-                rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-                if rows and is_late(self._blocking.sent_s, self._late_s):
-                    rows, self._must_sweep = [], True  # the sweep takes those that are still ours
-                found = len(rows)
-                if rows:
-                    self._prefetch.refilled()
-                    self._measure(found, self._blocking.reply_bytes)
-                    in_flight.add_fresh(rows)
+                found = 0 if isinstance(reply, PenstockError) else self._accept(parse_rows(reply))
             elif acks is not None and index == step - 1:
                 is_answered = True
                 self._acks.answered(acks, reply)
@@ -103,9 +96,11 @@ class MessageReader:
         self.has_read = in_flight.is_read_under_way = True
         try:
             replies = await self._blocking.send(commands, self._block_ms / 1000 + REPLY_MARGIN_S, on_reply)
-        except BaseException:
+        except BaseException as failure:
             # Cancelled, timed out or broken: messages may have been delivered in a lost reply.
             self._must_sweep = True
+            if isinstance(failure, ConnectionLost):
+                self._read_less()
             if acks is not None and not is_answered:
                 self._acks.put_back(acks)
             raise
@@ -115,8 +110,23 @@ class MessageReader:
             await self._refused(error)
         return found
 
-    def _measure(self, found: int, size: int) -> None:
+    def _accept(self, rows: list[FreshRow]) -> int:
+        # Returns how many messages are in flight now.
+        if not rows:
+            return 0
+        found, size = len(rows), self._blocking.reply_bytes
         self._page, self._most_waiting = _PAGE.after(found, size), found * _MOST_BYTES // max(1, size)
+        if is_late(self._blocking.sent_s, self._late_s):
+            self._must_sweep = True  # the sweep takes those that are still ours
+            self._read_less()
+            return 0
+        self._prefetch.refilled()
+        self._in_flight.add_fresh(rows)
+        return found
+
+    def _read_less(self) -> None:
+        # The reply may have been too large for the link.
+        self._page = max(1, self._page // 2)
 
     async def _refused(self, error: PenstockError) -> None:
         connection = self._blocking.connection
