@@ -10,6 +10,7 @@ import redis
 
 from penstock import StreamClient
 from penstock.delivery.group_commands import GroupCommands
+from penstock.queue.consumer_slots import ConsumerSlot
 from penstock.redis.blocking_read import BlockingRead
 from tests.helpers.aio import pause
 from tests.queue.scenes import GROUP, QUEUE, pending, queue_of, quick_gateway, take, taken
@@ -60,6 +61,22 @@ async def test_a_reply_that_is_seen_too_late_hands_out_only_what_is_still_ours(
         assert (held.processing.delivery_count, held.processing.attempts) == (runs, runs)
         await held.end()
     assert len(pending(raw)) == is_lost
+    await queue.close()
+
+
+async def test_a_read_waits_no_longer_than_half_a_lease(client: StreamClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, waits = ConsumerSlot.read, list[int]()
+
+    async def noted(slot: ConsumerSlot, block_ms: int | None) -> Any:
+        waits.append(block_ms or 0)
+        return await read(slot, block_ms)
+
+    monkeypatch.setattr(ConsumerSlot, "read", noted)
+    gateway = quick_gateway(client, message_visibility_timeout_seconds=LEASE_S)
+    gateway._consumer_of(QUEUE)._next_recovery_s = math.inf
+    queue = queue_of(gateway)
+    assert await take(queue) is None
+    assert max(waits) <= LEASE_S / 2 * 1000
     await queue.close()
 
 

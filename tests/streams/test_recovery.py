@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
 from penstock import DeadLetters, StreamClient, StreamConsumer, StreamMessage
-from penstock.delivery.group_commands import GroupCommands
+from penstock.delivery.group_commands import GroupCommands, Parking
+from penstock.errors import ConnectionLost
 from penstock.events import Event as Occurrence
 from penstock.events import EventName
 from tests.helpers.ageing import LEASE_MS, Ageing
@@ -251,6 +254,40 @@ async def test_max_claim_passes_bounds_the_work_of_one_recovery(client: StreamCl
     report = await consumer.run_once()
     await consumer.close()
     assert report.reclaimed == 100
+
+
+# --- settled after a lost reply -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taken", ["take_due", "take", "recover"])
+async def test_a_message_that_was_taken_again_is_not_settled_by_a_try_before_that(
+    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    await publish(client, ["one"])
+    raw.xgroup_create(STREAM, GROUP, "0")
+    [entry_id] = read_as(raw, "me")
+    commands, run = GroupCommands(client, client.keys(STREAM), GROUP, "me", DEAD_LETTERS), client.run
+
+    async def run_and_be_cut_off(*args: Any) -> Any:
+        if taken == "take_due":
+            await run(*args)
+        raise ConnectionLost("the reply was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "run", run_and_be_cut_off)
+        with pytest.raises(ConnectionLost):
+            await commands.park([Parking(entry_id, 0, 1, 1)])
+    if taken == "recover":
+        raw.xclaim(STREAM, GROUP, "dead", 0, [entry_id], idle=LEASE_MS, justid=True)
+    take = {
+        "take_due": lambda: commands.take_due(1),
+        "take": lambda: commands.take([entry_id], True),
+        "recover": lambda: commands.recover(LEASE_MS, 1, "-", 10),
+    }
+    *_, [claim], _ = await take[taken]()
+    assert claim.id == entry_id
+    raw.xack(STREAM, GROUP, entry_id)  # by a consumer that took it over
+    assert await commands.finish(entry_id, None, (), 0, must_log=False) == 0
 
 
 # --- messages that wait hide others ---------------------------------------------------------------

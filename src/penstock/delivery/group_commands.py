@@ -217,7 +217,7 @@ class GroupCommands:
         wait_ms, claims, missing = await self._client.run(
             "streams/take_due", self._claim_keys, args, Repeat.ONCE, waits
         )
-        return (None if wait_ms < 0 else int(wait_ms)), _claims(claims), _texts(missing)
+        return (None if wait_ms < 0 else int(wait_ms)), self._claims(claims), _texts(missing)
 
     async def recover(
         self, lease_ms: int, limit: int, cursor: str, page: int, waits: bool = True
@@ -233,8 +233,14 @@ class GroupCommands:
             )
             cursor = following.decode()
             if claims or missing or not (is_more and looks_left):
-                return cursor, _claims(claims), _texts(missing)
+                return cursor, self._claims(claims), _texts(missing)
         raise AssertionError("the last look returns")
+
+    def _claims(self, reply: Reply) -> list[Redelivery]:
+        claims = [Redelivery(item[0].decode(), int(item[1]), int(item[2]), item[3]) for item in reply]
+        # A try whose reply was lost before this has not settled them, or only put them aside.
+        self.unconfirmed.difference_update(claim.id for claim in claims)
+        return claims
 
     async def own_pending(self) -> AsyncIterator[list[str]]:
         """Yield pages of the ids that are pending with this consumer; the first one may be empty."""
@@ -257,7 +263,7 @@ class GroupCommands:
             args: list[str | int] = [self.group, self.consumer, int(is_own_read), *left]
             reply = await self._client.run("streams/take", self._claim_keys, args, Repeat.IDEMPOTENT)
             claims, missing, looked = reply
-            found, gone, left = [*found, *_claims(claims)], [*gone, *_texts(missing)], left[looked:]
+            found, gone, left = [*found, *self._claims(claims)], [*gone, *_texts(missing)], left[looked:]
         return found, gone
 
     async def take_unheld(
@@ -321,10 +327,6 @@ def id_bounds(done: Sequence[str]) -> tuple[str, str]:
     by_length = [done] if len(lengths) == 1 else [[item for item in done if len(item) == size] for size in lengths]
     ends = [end for same in by_length for end in (min(same), max(same))]
     return min(ends, key=ids.parse), max(ends, key=ids.parse)
-
-
-def _claims(reply: Reply) -> list[Redelivery]:
-    return [Redelivery(item[0].decode(), int(item[1]), int(item[2]), item[3]) for item in reply]
 
 
 def _texts(reply: Reply) -> list[str]:

@@ -108,18 +108,24 @@ class Processing:
             self._left(self)
 
     def _lost_from_outside(self) -> Callable[[str], None]:
-        scope = connection_scope()
+        scope, delivery = connection_scope(), self._delivery
+
+        def is_in_hand() -> bool:
+            # The lease of a message that could not be settled is kept: this context may have another one by now.
+            return self._delivery is delivery and not self._is_ending
 
         def lost(reason: str) -> None:
-            if not self._is_ending:
+            if is_in_hand():
                 self.lease_lost = True  # immediately: the handler may check it while it blocks the event loop
-                call_in_loop(scope, self._lose, reason)
+                call_in_loop(scope, lose, reason)
+
+        def lose(reason: str) -> None:
+            if is_in_hand():
+                self._lose(reason)
 
         return lost
 
     def _lose(self, reason: str) -> None:
-        if self._is_ending:
-            return
         logger.warning("message %s of queue %s: %s", self.message_id, self._key.name, reason)
         self._emit(EventName.RENEWAL_FAILED, id=self.message_id, reason=reason)
         if self._options.on_heartbeat_failure is not None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock import envelope
-from penstock.config import ConsumerConfig, usual_heartbeat_ms
+from penstock.config import ConsumerConfig
 from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.group import ConsumerGroup
 from penstock.delivery.group_commands import Parking, Redelivery
@@ -30,7 +30,7 @@ from penstock.protection import payload_of
 from penstock.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
 from penstock.queue.model import GROUP, decode_payload
 from penstock.queue.queue_delivery import QueueDelivery, QueueLeases
-from penstock.redis.blocking_read import is_late
+from penstock.redis.blocking_read import is_late, late_after_s, longest_wait_s
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import PASSING, RetryBudget, RetryState
 from penstock.serializers import PayloadLimits
@@ -73,7 +73,8 @@ class QueueConsumer:
         self.keys = client.keys(queue)
         self._group = ConsumerGroup(client, queue, GROUP)
         lease_s = settings.lease_s or 0.0
-        self._heartbeat_s = usual_heartbeat_ms(int(lease_s * 1000)) / 1000
+        # A heartbeat that was due before the reply arrived comes at once: no need to leave time for it.
+        self._late_s = math.inf if settings.lease_s is None else late_after_s(settings.lease_s, 0.0)
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
@@ -173,7 +174,7 @@ class QueueConsumer:
         if remaining_s <= 0 and not is_first:
             return None  # the checks before this took all the time
         chores = [self._next_due_s] if self.settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
-        wait_s = min(remaining_s, min(chores) - time.monotonic())
+        wait_s = min(remaining_s, min(chores) - time.monotonic(), longest_wait_s(self._late_s))
         if self.settings.can_be_interrupted:
             wait_s = min(wait_s, _SLICE_S)
         row = await slot.read(max(1, int(wait_s * 1000)) if remaining_s > 0 else None)
@@ -225,8 +226,7 @@ class QueueConsumer:
         return QueueDelivery(self, slot, entry_id, fields, deliveries, attempts, expires_at)
 
     async def _hand_out(self, delivery: QueueDelivery, *, is_again: bool = False) -> QueueDelivery | None:
-        lease_s = self.settings.lease_s
-        if lease_s is not None and is_late(delivery.expires_at - lease_s, self._heartbeat_s):
+        if is_late(delivery.expires_at - (self.settings.lease_s or 0.0), self._late_s):
             return None  # its slot stays in doubt: the next look there asks whether the message is still ours
         by_name = envelope.as_mapping(delivery.fields)
         try:

@@ -22,6 +22,7 @@ from penstock.events import Emitter, EventName, EventSink
 from penstock.keys import StreamKeys, TaskKeys
 from penstock.number_checks import check_number, number_of_seconds
 from penstock.protection import Protection
+from penstock.redis.blocking_read import late_after_s
 from penstock.redis.client import StreamClient, check_client
 from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLimits
 from penstock.settings import TaskQueueSettings
@@ -100,7 +101,7 @@ class RedisTaskQueue:
         self._lanes = LaneRegistry(self.client, self.keys, self.group, self.consumer)
         self._undeliverable = UndeliverableEntries(self.client, self.keys, self.group, self._emit)
         self._reader = TaskReader(
-            self._lanes, self._in_flight, self._undeliverable, max_retry, limits, usual_heartbeat_ms(idle_ms) / 1000
+            self._lanes, self._in_flight, self._undeliverable, max_retry, limits, _late_after_s(idle_ms)
         )
         self._admission = Admission(self._lanes)
         self._result_store = ResultStore(self.client, self.keys)
@@ -339,9 +340,10 @@ class RedisTaskQueue:
         `hung` is called before each renewal: the tasks that it returns are let go, and are orphans when their leases
         expire.
         """
-        self._reader.heartbeat_s = (heartbeat_interval_ms or usual_heartbeat_ms(self.idle_ms)) / 1000
+        interval_ms = heartbeat_interval_ms or usual_heartbeat_ms(self.idle_ms)
+        self._reader.late_s = _late_after_s(self.idle_ms, interval_ms)
         leases = StreamLeases(
-            self.client.settings, self.keys.index, self.group, self.consumer, self._reader.heartbeat_s, self.idle_ms,
+            self.client.settings, self.keys.index, self.group, self.consumer, interval_ms / 1000, self.idle_ms,
             partial(self._renewable, hung), self._lost,
         )  # fmt: skip
         leases.start()
@@ -463,6 +465,13 @@ class RedisTaskQueue:
         await self._result_store.close()
         if self._owns_client:
             await self.client.close()
+
+
+def _late_after_s(idle_ms: int, interval_ms: int | None = None) -> float:
+    # A worker may have leases of its own. Shorter ones are renewed more often, which is how we know; an interval of
+    # more than a third of ours belongs to longer ones.
+    interval_ms = usual_heartbeat_ms(idle_ms) if interval_ms is None else min(interval_ms, idle_ms // 3)
+    return late_after_s(min(idle_ms, 4 * interval_ms) / 1000, interval_ms / 1000)
 
 
 def _some(ids: Sequence[str]) -> str:

@@ -44,12 +44,12 @@ class TaskReader:
 
     def __init__(
         self, lanes: LaneRegistry, in_flight: TasksInFlight, undeliverable: UndeliverableEntries, max_retry: int,
-        limits: PayloadLimits, heartbeat_s: float,
+        limits: PayloadLimits, late_s: float,
     ) -> None:  # fmt: skip
         self._lanes, self._in_flight, self._undeliverable = lanes, in_flight, undeliverable
         self._max_retry = max_retry
         self._client, self._keys, self._group, self._consumer = lanes.client, lanes.keys, lanes.group, lanes.consumer
-        self.heartbeat_s = heartbeat_s  # how often leases are renewed
+        self.late_s = late_s  # how long after its command a reply hands out nothing
         self._entries = TaskEntries(self._keys, self._client.protection, limits)
         self._turn = self._wakes = 0
         self._reads = BlockingReads(self._client, self._keys.index)
@@ -81,7 +81,7 @@ class TaskReader:
                 await pause(min(left_s, _APART_S / 10))
             if must_wait or self._in_flight.must_sweep:
                 continue
-            wait_s = min(left_s, self._reads.until_due_s(), LOOK_EVERY_S, longest_wait_s(self.heartbeat_s))
+            wait_s = min(left_s, self._reads.until_due_s(), LOOK_EVERY_S, longest_wait_s(self.late_s))
             found = await self._wait(wait_s, count, wanted)
             if found:
                 return [held.task for held in found]
@@ -202,7 +202,7 @@ class TaskReader:
         # Those in `elsewhere` are open in other entries.
         if self._lanes.is_restored:
             rows = [(store, await self._without_settled(store, entries)) for store, entries in rows]
-        if rows and is_late(sent_s, self.heartbeat_s):
+        if rows and is_late(sent_s, self.late_s):
             self._in_flight.must_sweep = True  # for those that are still ours
             return
         fresh, foreign = list[TaskDelivery](), list[TaskDelivery]()

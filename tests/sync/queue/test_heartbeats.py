@@ -210,6 +210,27 @@ def test_who_has_lost_the_lease_is_told(beat_client: StreamClient, leases: Agein
     assert [holder for holder, _ in pending(raw).values()] == ["thief"]
 
 
+def test_a_context_that_was_entered_again_does_not_report_the_lease_of_its_previous_message(
+    beat_client: StreamClient,
+) -> None:
+    failures, gateway = list[int](), leased(beat_client)
+    queue = queue_of(gateway, heartbeat_interval_seconds=LEASE_S / 3, on_heartbeat_failure=lambda: failures.append(1))
+    processing, lost = queue.process_message(), []
+    for message in ("a", "b"):
+        queue.publish(message)
+        assert processing.__enter__() == message
+        (delivery,) = gateway._held.values()
+        lost.append(delivery.lease.on_lost)
+        if message == "a":
+            processing.__exit__(None, None, None)
+    lost[0]("an outage was longer than the lease")  # it is kept while its message could not be settled
+    assert not processing.lease_lost
+    lost[1]("another consumer has it")
+    eventually(lambda: failures == [1])
+    assert processing.lease_lost
+    processing.__exit__(None, None, None)
+
+
 def test_redis_away_for_longer_than_the_lease_is_told_and_a_late_end_is_refused(
     proxied: StreamClient, beat_client: StreamClient, fault_proxy: FaultProxy, raw: redis.Redis
 ) -> None:

@@ -11,6 +11,7 @@ import redis
 
 from penstock.sync import StreamClient
 from penstock.sync.delivery.group_commands import GroupCommands
+from penstock.sync.queue.consumer_slots import ConsumerSlot
 from penstock.sync.redis.blocking_read import BlockingRead
 from tests.helpers.threads import pause
 from tests.sync.queue.scenes import GROUP, QUEUE, pending, queue_of, quick_gateway, take, taken
@@ -61,6 +62,22 @@ def test_a_reply_that_is_seen_too_late_hands_out_only_what_is_still_ours(
         assert (held.processing.delivery_count, held.processing.attempts) == (runs, runs)
         held.end()
     assert len(pending(raw)) == is_lost
+    queue.close()
+
+
+def test_a_read_waits_no_longer_than_half_a_lease(client: StreamClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, waits = ConsumerSlot.read, list[int]()
+
+    def noted(slot: ConsumerSlot, block_ms: int | None) -> Any:
+        waits.append(block_ms or 0)
+        return read(slot, block_ms)
+
+    monkeypatch.setattr(ConsumerSlot, "read", noted)
+    gateway = quick_gateway(client, message_visibility_timeout_seconds=LEASE_S)
+    gateway._consumer_of(QUEUE)._next_recovery_s = math.inf
+    queue = queue_of(gateway)
+    assert take(queue) is None
+    assert max(waits) <= LEASE_S / 2 * 1000
     queue.close()
 
 

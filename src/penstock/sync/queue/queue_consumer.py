@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock import envelope
-from penstock.config import ConsumerConfig, usual_heartbeat_ms
+from penstock.config import ConsumerConfig
 from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, WorkerDied
 from penstock.events import EventName
 from penstock.policy import AttemptLimits, Reason, unreadable
@@ -33,7 +33,7 @@ from penstock.sync.delivery.group_commands import Parking, Redelivery
 from penstock.sync.delivery.janitor import Janitor
 from penstock.sync.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
 from penstock.sync.queue.queue_delivery import QueueDelivery, QueueLeases
-from penstock.sync.redis.blocking_read import is_late
+from penstock.sync.redis.blocking_read import is_late, late_after_s, longest_wait_s
 from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.sync.queue")
@@ -74,7 +74,8 @@ class QueueConsumer:
         self.keys = client.keys(queue)
         self._group = ConsumerGroup(client, queue, GROUP)
         lease_s = settings.lease_s or 0.0
-        self._heartbeat_s = usual_heartbeat_ms(int(lease_s * 1000)) / 1000
+        # A heartbeat that was due before the reply arrived comes at once: no need to leave time for it.
+        self._late_s = math.inf if settings.lease_s is None else late_after_s(settings.lease_s, 0.0)
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
@@ -174,7 +175,7 @@ class QueueConsumer:
         if remaining_s <= 0 and not is_first:
             return None  # the checks before this took all the time
         chores = [self._next_due_s] if self.settings.lease_s is None else [self._next_due_s, self._next_recovery_s]
-        wait_s = min(remaining_s, min(chores) - time.monotonic())
+        wait_s = min(remaining_s, min(chores) - time.monotonic(), longest_wait_s(self._late_s))
         if self.settings.can_be_interrupted:
             wait_s = min(wait_s, _SLICE_S)
         row = slot.read(max(1, int(wait_s * 1000)) if remaining_s > 0 else None)
@@ -224,8 +225,7 @@ class QueueConsumer:
         return QueueDelivery(self, slot, entry_id, fields, deliveries, attempts, expires_at)
 
     def _hand_out(self, delivery: QueueDelivery, *, is_again: bool = False) -> QueueDelivery | None:
-        lease_s = self.settings.lease_s
-        if lease_s is not None and is_late(delivery.expires_at - lease_s, self._heartbeat_s):
+        if is_late(delivery.expires_at - (self.settings.lease_s or 0.0), self._late_s):
             return None  # its slot stays in doubt: the next look there asks whether the message is still ours
         by_name = envelope.as_mapping(delivery.fields)
         try:

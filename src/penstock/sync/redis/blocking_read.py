@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from penstock.config import usual_heartbeat_ms
 from penstock.errors import PenstockError
 from penstock.redis.blocking import Connection, OnReply, Reply
 from penstock.redis.packing import Command
@@ -14,21 +15,32 @@ from penstock.redis.settings import Host
 from penstock.sync.redis.client import StreamClient
 
 _TRIES = 3
-_WAIT_HEARTBEATS, _LATE_HEARTBEATS = 2, 3
+_LATE_HEARTBEATS = 2.5
+_MARGIN_INTERVALS = 1.5  # the next renewal comes up to one interval after the reply, and takes a while
+_LEAST_WAIT_S = 0.001
 
 
-def longest_wait_s(heartbeat_s: float) -> float:
+def late_after_s(lease_s: float, interval_s: float) -> float:
+    """Return how long after its command a reply that hands out leases is late, if they are renewed at an interval.
+
+    A reply that is not late leaves time for the first renewal.
+    """
+    usual_s = usual_heartbeat_ms(int(lease_s * 1000)) / 1000
+    return min(_LATE_HEARTBEATS * usual_s, lease_s - _MARGIN_INTERVALS * interval_s)
+
+
+def longest_wait_s(late_s: float) -> float:
     """Return how long a read of leased messages may wait at the server, so that a usual reply is not late."""
-    return _WAIT_HEARTBEATS * heartbeat_s
+    return max(_LEAST_WAIT_S, late_s * 4 / 5)
 
 
-def is_late(sent_s: float, heartbeat_s: float) -> bool:
+def is_late(sent_s: float, late_s: float) -> bool:
     """Return whether the reply to a command sent at `sent_s` came too late to trust the leases in it.
 
     The server may have replied at once. If the event loop was blocked or the process suspended since then, nobody
     renewed these leases, and other consumers may have the messages.
     """
-    return time.monotonic() - sent_s > _LATE_HEARTBEATS * heartbeat_s
+    return time.monotonic() - sent_s > late_s
 
 
 class BlockingRead:
