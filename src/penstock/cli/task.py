@@ -149,7 +149,8 @@ def _find(inspector: Inspector, queue: str, task_id: str) -> TaskInfo:
     known, is_complete = inspector.tasks.begin_with(queue, task_id)
     if not is_complete:  # one that was not looked at may begin like this, too
         raise NotFound(
-            f"no task of queue {queue!r} has the id {task_id!r}; there are too many to look for ids that begin like this"
+            f"no task of queue {queue!r} has the id {task_id!r}; there are too many to look for ids that begin like "
+            "this"
         )
     return inspector.tasks.status(queue, the_one(task_id, known, f"task of queue {queue!r}"))
 
