@@ -168,9 +168,12 @@ class SmallFiles(Compaction):
         for stream, day in days:
             newest[stream] = max(day, newest.get(stream, day))
         found = []
-        for (stream, day), files in days.items():
+        # A run that has no time left merges only the smallest files of days that are over.
+        limit = self.target_bytes // 2 if self.most_s > 0 else _LIMITS[1]
+        # The latest days first: a merge that always fails delays only those of older days.
+        for (stream, day), files in sorted(days.items(), key=lambda each: each[0][1], reverse=True):
             if day != newest[stream]:
-                found += self._below(self.target_bytes // 2, files, 2)
+                found += self._below(limit, files, 2)
             elif len(files) >= _MANY:
                 found += self._of_today(files)
         return found
@@ -205,6 +208,14 @@ class SmallFiles(Compaction):
                 found += merges
         return found
 
+    def _written(self, files: Sequence[FileEntry], staging: str) -> StagedFile:
+        try:
+            return super()._written(files, staging)
+        except ArchiveDamaged:
+            if not any(entry.path in self._damaged for entry in files):  # only all of them show the damage
+                self._damaged.update(entry.path for entry in files)
+            raise
+
     def _copy(self, entry: FileEntry, writer: FileWriter) -> None:
         try:
             super()._copy(entry, writer)
@@ -225,8 +236,8 @@ def check_grace(grace_s: float) -> None:
     """Raise ConfigurationError for a grace that cannot be kept: the log of the table names replaced files for a day."""
     if not 0 <= grace_s <= _MOST_GRACE_S:
         raise ConfigurationError(
-            f"--keep-replaced (grace_s) {grace_s:g}s must be between 0s and 24h: after a day the table does not record any more when a "
-            "file was replaced"
+            f"--keep-replaced (grace_s) {grace_s:g}s must be between 0s and 24h: after a day the table does not record "
+            "any more when a file was replaced"
         )
 
 
