@@ -427,9 +427,11 @@ def test_a_run_goes_on_when_its_small_files_cannot_be_merged_and_tries_again_aft
         for after_s in (0, 59, 1, 119, 1):
             now_s += after_s
             small.run_if_it_pays()
-    assert re.findall(r"trying again in (\d+) s", caplog.text) == ["60", "120", "240"]
+        small._failures, now_s = 2_000, now_s + 240
+        small.run_if_it_pays()
+    assert re.findall(r"trying again in (\d+) s", caplog.text) == ["60", "120", "240", "3600"]
     assert len(files_of(tmp_path)) == 64
-    now_s += 240
+    now_s += 3_600
     small.run_if_it_pays()
     assert len(files_of(tmp_path)) == 1
     assert archived(tmp_path) == stream.entries

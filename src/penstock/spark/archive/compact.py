@@ -31,7 +31,7 @@ GRACE_S = 3600.0
 _MOST_GRACE_S = DAY_MS / 1000
 _MANY = 64  # small files that are worth a merge during a run
 _LIMITS = (64 << 10, 1 << 20, 16 << 20, TARGET_BYTES // 2)  # below which files of a day that is not over are small
-_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3_600.0  # after failed merges
+_PAUSE_S, _LONGEST_PAUSE_S, _MOST_DOUBLINGS = 60.0, 3_600.0, 6  # after failed merges
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class SmallFiles(Compaction):
         except ArchiveConflict:
             return  # another process compacts
         except (PenstockError, OSError) as error:
-            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2**self._failures)
+            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(self._failures, _MOST_DOUBLINGS))
             self._failures, self._not_before_s = self._failures + 1, self.now_s() + pause_s
             text = "cannot merge the small files of %s; trying again in %g s: %s"
             logger.warning(text, self.table.location, pause_s, error)
