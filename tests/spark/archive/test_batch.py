@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.file_writer import ArchiveTask, Copied
 from penstock.spark.archive.state import READ_SCHEMA, safe_name
 from penstock.spark.archive.table import load_state
+from penstock.spark.runtime.errors import is_transient_failure
 from penstock.spark.source.offsets import BatchRange, IdRange, Offsets, Position
 from penstock.spark.source.rows import RowBuilder
 from tests.spark.archive.streams import START_MS, Crash, Stream, archive, archived, files_of, opened
@@ -120,8 +122,10 @@ def test_of_two_archivers_one_commits(tmp_path: Path, stream: Stream) -> None:
             archive(first, stream, 0, 40)
 
     second.step = meanwhile
-    with pytest.raises(ArchiveConflict, match="another run"):
+    with pytest.raises(ArchiveConflict, match="another run") as caught:
         archive(second, stream, 0, 60)
+    # Restarted, it would take the other run's batches for its own, and that run would end.
+    assert not is_transient_failure("".join(traceback.format_exception(caught.value)))
     assert archived(tmp_path) == stream.entries[:40]
 
 
