@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from penstock.redis.embedded import EmbeddedServer
-from penstock.spark import session
+from penstock.spark import session, sessions
 from penstock.spark.runtime.master import SparkStopped
 from penstock.spark.runtime.versions import SparkMissing, require_pyspark
 from penstock.spark.sessions import _refusal_named
+from tests.helpers.threads import join, start
 from tests.spark.driver import Driver
 from tests.spark.end_to_end.queries import run_now
 
@@ -140,6 +142,30 @@ def test_a_master_that_ends_the_application_while_spark_starts_is_named() -> Non
         raise Failed("IllegalStateException: Cannot call methods on a stopped SparkContext.")
     with pytest.raises(Failed), _refusal_named("spark://m:7077"):
         raise Failed("ClassNotFoundException")
+
+
+def test_spark_is_started_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start changes variables of the process and a function of PySpark, and then restores them."""
+    monkeypatch.setattr(pyspark.sql.SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(sessions, "ensure_java", lambda: None)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    both = threading.Barrier(2)
+
+    class Builder:
+        def config(self, **_: object) -> Builder:
+            return self
+
+        def getOrCreate(self) -> object:  # noqa: N802
+            both.wait(0.2)  # the other thread never comes, so there is nothing else to wait for
+            return None
+
+    def start_spark() -> None:
+        with pytest.raises(threading.BrokenBarrierError):
+            sessions._classic(Builder(), "local[1]", {}, short=False)  # type: ignore[arg-type]
+
+    threads = [start(start_spark), start(start_spark)]
+    for thread in threads:
+        join(thread)
 
 
 _STOPPED = """

@@ -112,8 +112,19 @@ def _archive(job: ArchiveRun, spark: SparkSession, stop: Stopping, *, once: bool
         return MOST_RESTARTS if passes and not once else 0
 
     run = replace(job, tell=tell, is_stopping=lambda: stop.is_asked)
+
+    def attempt() -> None:
+        try:
+            query = run.start(spark, once=once)
+        except PenstockError as error:
+            if not stop.is_asked:
+                raise
+            print_error(f"stopped before the archive run had started: {error}")
+        else:
+            _attend(query, stop)
+
     run_with_restarts(
-        lambda: _attend(run.start(spark, once=once), stop),
+        attempt,
         batches=lambda: batches,
         most=most,
         is_stopping=lambda: stop.is_asked,

@@ -58,6 +58,9 @@ _CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
 _CHEAP_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
+_start = threading.Lock()  # a start changes the environment and PySpark for its duration
+
+
 class PackagesMissing(PenstockError):
     """The Python of the executors lacks packages that cannot be shipped with the job."""
 
@@ -225,7 +228,7 @@ def _classic(builder: SparkSession.Builder, master: str | None, given: _Settings
     # Python workers are otherwise whatever `python3` is on PATH, and lack what this process has.
     os.environ.setdefault("PYSPARK_PYTHON", str(given.get("spark.pyspark.python", sys.executable)))
     home = slim_spark_home() if short and is_local(master) else nullcontext()
-    with home, _web_interface_beside_driver(settings), _signals_kept(), _refusal_named(master), _no_java_left():
+    with _start, home, _web_interface_beside_driver(settings), _signals_kept(), _refusal_named(master), _no_java_left():
         spark = builder.config(map=settings).getOrCreate()
     require_running(spark)  # PySpark returns a session that its cluster has ended
     if not is_connect(spark):

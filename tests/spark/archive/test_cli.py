@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -158,6 +159,24 @@ def test_a_continuous_run_starts_again_after_a_failure_that_passes(
     monkeypatch.setattr(ArchiveRun, "start", start)
     result = call("archive", "run", way, "--stream", "orders", "--url", stream_server.url, "--archive", root)
     assert (len(started), result.exit_code) == (starts, code), result.output
+
+
+def test_a_run_that_is_asked_to_stop_while_it_starts_ends_well(
+    root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(stream_redis, "orders", 1)
+    monkeypatch.setattr(cli_of_archive, "quiet_session", lambda *_, **__: SimpleNamespace(stop=lambda: None))
+
+    def start(job: ArchiveRun, *_: object, once: bool) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        # The server is away, for longer than anybody would wait.
+        replace(job, options={"url": "redis://127.0.0.1:1", "retryTimeout": "1h"}).check()
+
+    monkeypatch.setattr(ArchiveRun, "start", start)
+    words = ["--continuous", "--stream", "orders", "--url", stream_server.url, "--archive", root]
+    result = call("archive", "run", *words)
+    assert result.exit_code == 0, result.output
+    assert "stopped before" in result.output
 
 
 @pytest.mark.slow

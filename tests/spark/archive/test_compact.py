@@ -150,3 +150,18 @@ def test_files_that_have_as_many_rows_as_a_file_may_have_are_not_written_again(t
     archive.add(START_MS + DAY_MS, _MB)
     assert archive.rewritten <= 2 * archive.added
     assert len(archive.state.files) == batches // 2 + 1
+
+
+def test_a_run_merges_the_latest_days_first_and_only_small_files_while_it_has_no_time_left(tmp_path: Path) -> None:
+    small = SmallFiles(ArchiveTable.of(tmp_path), state=State())
+    for day, size in enumerate([2 * _MB, _KB, 2 * _MB, _KB, _KB]):
+        for n in range(2):
+            at = f"{START_MS + day * DAY_MS + n}-0"
+            small.state.files[at] = FileEntry(at, "orders", day_of(START_MS + day * DAY_MS), at, at, 1, size, "")
+
+    def days() -> list[str]:
+        return [merge[0].day for merge in small.plan()]
+
+    assert days() == [day_of(START_MS + day * DAY_MS) for day in (3, 2, 1, 0)]
+    small.most_s = 0
+    assert days() == [day_of(START_MS + day * DAY_MS) for day in (3, 1)]

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 from collections import Counter
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -426,9 +427,11 @@ def test_a_run_goes_on_when_its_small_files_cannot_be_merged_and_tries_again_aft
         for after_s in (0, 59, 1, 119, 1):
             now_s += after_s
             small.run_if_it_pays()
-    assert re.findall(r"trying again in (\d+) s", caplog.text) == ["60", "120", "240"]
+        small._failures, now_s = 2_000, now_s + 240
+        small.run_if_it_pays()
+    assert re.findall(r"trying again in (\d+) s", caplog.text) == ["60", "120", "240", "3600"]
     assert len(files_of(tmp_path)) == 64
-    now_s += 240
+    now_s += 3_600
     small.run_if_it_pays()
     assert len(files_of(tmp_path)) == 1
     assert archived(tmp_path) == stream.entries
@@ -447,6 +450,24 @@ def test_a_damaged_file_keeps_no_others_from_being_merged(tmp_path: Path, caplog
         now_s += 60
     assert caplog.text.count("cannot merge") == 1
     assert [entry.rows for entry in files_of(tmp_path)] == [2, 1, 5, 8, 1, 1, 1, 1]
+
+
+def test_files_that_together_are_not_what_the_log_says_keep_no_others_from_being_merged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Stream()
+    stream.add(20, every_ms=3 * 3_600_000)  # eight a day
+    fill(tmp_path, stream, 0, 20)
+    now_s, archive_table = 1_000.0, ArchiveTable.of(tmp_path)
+    small = ArchiveRun(tmp_path, "orders").small_files(archive_table, archive_table.load())
+    small.now_s = lambda: now_s
+    wrong = files_of(tmp_path)[8]
+    small.state.files[wrong.path] = replace(wrong, rows=2)
+    for _ in range(3):
+        small.run_if_it_pays()
+        now_s += 60
+    assert caplog.text.count("cannot merge") == 1
+    assert [entry.rows for entry in files_of(tmp_path)] == [8, *[1] * 12]
 
 
 def test_a_verification_beside_a_run_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

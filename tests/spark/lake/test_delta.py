@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -14,10 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from penstock.errors import ConfigurationError
+from penstock.errors import ConfigurationError, PenstockError
 from penstock.spark.lake import files
 from penstock.spark.lake.delta import CommitConflict, DataFile, DeltaLog, LogDamaged, statistics
-from penstock.spark.lake.files import Location, StoreFailed
+from penstock.spark.lake.files import Location, StoreFailed, StoreRefused, translated
+from penstock.spark.runtime.errors import is_transient_failure
 from tests.helpers.s3 import BUCKET, KEY, SECRET, S3Server
 from tests.helpers.threads import DEADLINE_S
 
@@ -244,6 +247,32 @@ def test_a_store_that_cannot_be_reached_is_one_line(uri: str, options: dict[str,
             ask()
         assert "\n" not in str(caught.value)
         assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (
+            OSError("Generic S3 error: Server returned non-2xx status code: 403 Forbidden: <Code>AccessDenied"),
+            StoreRefused,
+        ),
+        (OSError("Generic GCS error: Server returned non-2xx status code: 401 Unauthorized: "), StoreRefused),
+        (OSError("The operation lacked the necessary privileges to complete for path part-403"), StoreRefused),
+        (OSError("Generic HdfsObjectStore error: RPC error: AccessControlException: no"), StoreRefused),
+        (OSError("Unable to create dir /t: Permission denied (os error 13)"), StoreRefused),
+        (OSError("Unable to create dir /t: Read-only file system (os error 30)"), StoreRefused),
+        (PermissionError(errno.EACCES, "no"), StoreRefused),
+        (OSError(errno.EROFS, "no"), StoreRefused),
+        (OSError("Generic S3 error: Server returned non-2xx status code: 503 Slow Down: part-403"), StoreFailed),
+        (OSError(errno.EIO, "no"), StoreFailed),
+    ],
+)
+def test_only_what_a_store_refuses_for_good_ends_a_run(error: OSError, kind: type[Exception]) -> None:
+    with pytest.raises(PenstockError, match="cannot be used") as caught, translated(Location("/t")):
+        raise error
+    assert type(caught.value) is kind
+    shown = "".join(traceback.format_exception(caught.value))
+    assert is_transient_failure(shown) is (kind is StoreFailed)
 
 
 @pytest.mark.parametrize("uri", ["ftp://host/table", "s4://bucket/table"])

@@ -82,7 +82,13 @@ def test_rows_that_a_late_task_adds_before_they_are_moved_are_noticed(
 
 @pytest.mark.parametrize(
     ("state", "kind"),
-    [("08006", JdbcUnavailable), ("40P01", JdbcUnavailable), ("57P01", JdbcUnavailable), ("42P01", JdbcFailed)],
+    [
+        ("08006", JdbcUnavailable),
+        ("40P01", JdbcUnavailable),
+        ("57P01", JdbcUnavailable),
+        ("42P01", JdbcFailed),
+        ("40002", JdbcFailed),
+    ],
 )
 def test_a_failure_passes_by_its_sql_state(spark: SparkSession, state: str, kind: type[JdbcFailed]) -> None:
     assert spark._jvm is not None
@@ -91,6 +97,14 @@ def test_a_failure_passes_by_its_sql_state(spark: SparkSession, state: str, kind
     found = _failure(SimpleNamespace(java_exception=thrown))
     assert type(found) is kind
     assert str(found) == "An I/O error occurred"
+
+
+def test_a_value_that_breaks_a_constraint_does_not_pass_with_the_transaction_that_it_ends(spark: SparkSession) -> None:
+    assert spark._jvm is not None
+    java = spark._jvm.java.sql
+    thrown = java.SQLException("transaction rolled back", "40000", java.SQLException("duplicate key", "23505"))
+    found = _failure(SimpleNamespace(java_exception=thrown))
+    assert (type(found), found.is_about_values) == (JdbcFailed, True)
 
 
 def test_a_missing_driver_does_not_pass(spark: SparkSession) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 import redis
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
 from penstock.errors import ConfigurationError
 from penstock.spark.lake.files import no_fail_point
 from penstock.spark.pipeline import Delta, Iceberg, Jdbc, Parquet, Pipeline, Postgres, RedisStreams
 from penstock.spark.pipeline.batches import writer_of
 from penstock.spark.pipeline.files import BatchKey
+from penstock.spark.pipeline.sinks.delta import _types
 from tests.spark.pipeline.conftest import iceberg_catalogue, iceberg_rows
 
 if TYPE_CHECKING:
@@ -112,6 +115,35 @@ def test_a_delta_table_takes_no_file_with_other_columns(
     with pytest.raises(ConfigurationError, match="'more' is long in the rows and missing in the table"):
         second.write(spark.range(3).selectExpr("id", "id AS more"), KEY, no_fail_point)
     assert DeltaTable(path).to_pyarrow_table()["id"].to_pylist() == [0, 1, 2]
+    # A batch that is already in the table is not compared with it.
+    assert not first.write(spark.range(3).selectExpr("string(id) AS id"), KEY, no_fail_point)
+
+
+def test_a_delta_table_takes_staged_rows_although_spark_forgets_what_cannot_be_null_in_them(
+    spark: SparkSession, pipeline_of: Declare, tmp_path: Path
+) -> None:
+    columns = "split('a b', ' ') AS words", "named_struct('n', id) AS more", "map('n', id) AS numbers"
+    direct, staged = spark.range(2).selectExpr("id", *columns), str(tmp_path / "staged")
+    direct.write.parquet(staged)
+    writer = writer_of(Delta(str(tmp_path / "delta")), pipeline_of(), spark)
+    assert writer.write(direct, KEY, no_fail_point)
+    assert writer.write(spark.read.parquet(staged), replace(KEY, number=KEY.number + 1), no_fail_point)
+    assert DeltaTable(tmp_path / "delta").to_pyarrow_table()["words"].to_pylist() == [["a", "b"]] * 4
+    assert not list(writer.problems(direct.schema))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda may: pa.list_(pa.field("element", pa.string(), may)),
+        lambda may: pa.struct([pa.field("n", pa.int64(), may)]),
+        lambda may: pa.map_(pa.string(), pa.field("value", pa.list_(pa.field("element", pa.int64(), may)), may)),
+    ],
+)
+def test_types_are_compared_without_what_may_be_null_in_them(of: Callable[[bool], pa.DataType]) -> None:
+    strict, loose = (_types(Schema.from_arrow(pa.schema([("column", of(may))]))) for may in (False, True))
+    assert strict == loose
+    assert "true" in loose["column"]
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,14 @@ from penstock.spark.lake.files import no_fail_point
 from penstock.spark.pipeline import Delta, Iceberg, Jdbc, Pipeline, Postgres, Sql
 from penstock.spark.pipeline.batches import writer_of
 from penstock.spark.pipeline.files import BatchKey
+from penstock.spark.pipeline.plan import Planner
 from penstock.spark.pipeline.rejected_rows import Origin
 from penstock.spark.pipeline.running import Report
 from penstock.spark.pipeline.sinks.keyed import Upsert
 from penstock.spark.pipeline.sinks.writer import Writer
 from tests.spark.driver import Driver
 from tests.spark.limits import limit
-from tests.spark.pipeline.conftest import dead_letters, iceberg_catalogue
+from tests.spark.pipeline.conftest import add_orders, dead_letters, iceberg_catalogue
 from tests.spark.pipeline.test_crashes import crash_after_each
 
 if TYPE_CHECKING:
@@ -432,3 +433,13 @@ def test_what_is_wrong_with_a_key_is_told_before_anything_runs(
     assert problem.startswith("table 'latest' has no column 'penstock_order', in which a sink with a key stores")
     with pytest.raises(ConfigurationError, match="delete_when needs key"):
         stores.sink("jdbc", key=(), delete_when="true")
+
+
+@pytest.mark.needs_limits
+def test_a_least_size_of_batches_above_the_default_limit_of_a_keyed_table_raises_that_limit(
+    spark: SparkSession, stream_redis: redis.Redis, pipeline_of: Declare, tmp_path: Path
+) -> None:
+    add_orders(stream_redis, 1)
+    sinks = (Delta(str(tmp_path / "delta"), key=("n",), order_by="n"),)
+    declared = pipeline_of(sinks=sinks, source_options={"minRowsPerTrigger": "600000"})
+    assert "n" in Planner(spark, declared).first().columns

@@ -136,8 +136,11 @@ class BatchArchiver:
     def _is_known(self, stream: str, at: Position) -> bool:
         """Return whether a position is in the archived stream: at least as many entries precede it as are archived."""
         found = self.state.range_of(stream, at.id)
-        if found is None or at == found.end:
-            return found is not None
+        if found is None:  # a batch that ended with a loss left no entry at its end, where the next range begins
+            starts = (each for each in self.state.ranges.get(stream, ()) if each.after == at.id)
+            return any(at.rank is None or each.after_n is None or at.rank >= each.after_n for each in starts)
+        if at == found.end:
+            return True
         if at.rank is None or found.after_n is None:
             return any(entry.last == at.id for entry in self.state.files_of(stream))
         after, upto = ids.parse(found.after), ids.parse(at.id)

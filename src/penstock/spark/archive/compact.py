@@ -31,7 +31,7 @@ GRACE_S = 3600.0
 _MOST_GRACE_S = DAY_MS / 1000
 _MANY = 64  # small files that are worth a merge during a run
 _LIMITS = (64 << 10, 1 << 20, 16 << 20, TARGET_BYTES // 2)  # below which files of a day that is not over are small
-_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 3_600.0  # after failed merges
+_PAUSE_S, _LONGEST_PAUSE_S, _MOST_DOUBLINGS = 60.0, 3_600.0, 6  # after failed merges
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class SmallFiles(Compaction):
         except ArchiveConflict:
             return  # another process compacts
         except (PenstockError, OSError) as error:
-            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2**self._failures)
+            pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(self._failures, _MOST_DOUBLINGS))
             self._failures, self._not_before_s = self._failures + 1, self.now_s() + pause_s
             text = "cannot merge the small files of %s; trying again in %g s: %s"
             logger.warning(text, self.table.location, pause_s, error)
@@ -168,9 +168,12 @@ class SmallFiles(Compaction):
         for stream, day in days:
             newest[stream] = max(day, newest.get(stream, day))
         found = []
-        for (stream, day), files in days.items():
+        # A run that has no time left merges only the smallest files of days that are over.
+        limit = self.target_bytes // 2 if self.most_s > 0 else _LIMITS[1]
+        # The latest days first: a merge that always fails delays only those of older days.
+        for (stream, day), files in sorted(days.items(), key=lambda each: each[0][1], reverse=True):
             if day != newest[stream]:
-                found += self._below(self.target_bytes // 2, files, 2)
+                found += self._below(limit, files, 2)
             elif len(files) >= _MANY:
                 found += self._of_today(files)
         return found
@@ -204,6 +207,14 @@ class SmallFiles(Compaction):
             if len(merged) >= least_files and sum(entry.bytes for entry in merged) >= least_bytes:
                 found += merges
         return found
+
+    def _written(self, files: Sequence[FileEntry], staging: str) -> StagedFile:
+        try:
+            return super()._written(files, staging)
+        except ArchiveDamaged:
+            if not any(entry.path in self._damaged for entry in files):  # only all of them show the damage
+                self._damaged.update(entry.path for entry in files)
+            raise
 
     def _copy(self, entry: FileEntry, writer: FileWriter) -> None:
         try:

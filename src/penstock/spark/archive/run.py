@@ -69,7 +69,7 @@ class ArchiveRun:
     grace_s: float = GRACE_S  # how long a run keeps replaced files, also those that another compaction has replaced
     step: FailPoint = no_fail_point
     tell: Callable[[CommittedBatch], None] = lambda _: None
-    is_stopping: Callable[[], bool] = lambda: False  # asked before a batch or a merge: none begins then
+    is_stopping: Callable[[], bool] = lambda: False  # asked before a batch, a merge or a retry: none begins then
 
     def start(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
         """Start the query; with `once` it ends when everything available now is archived.
@@ -143,8 +143,9 @@ class ArchiveRun:
         options = SourceOptions.parse(given)
         options.check_streaming()
         if not options.selection.is_pattern and not options.wait_for_streams:
-            client = options.link.client()
-            require(retry(lambda: look(client, options.selection.names), options.retry_timeout.total_seconds()), client)
+            client, timeout_s = options.link.client(), options.retry_timeout.total_seconds()
+            found = retry(lambda: look(client, options.selection.names), timeout_s, is_stopping=self.is_stopping)
+            require(found, client)
         if not has_read_limits():
             raise ConfigurationError(
                 "archiving needs Spark 4.2 or newer, which can limit batches: pip install 'pyspark>=4.2'"

@@ -204,10 +204,11 @@ class ArchiveTable:
         info = {_INFO: {"ranges": [asdict(each) for each in ranges]}}
         try:
             log.commit([entry.data_file(stats) for entry, stats in files.items()], app=_next(log, APP), info=info)
-        except CommitConflict as error:
+        except CommitConflict:
+            # Without its cause, which is transient: this run must not restart and take the other's place.
             raise ArchiveConflict(
                 f"another run has archived to {self.location} at the same time: stop one of them"
-            ) from error
+            ) from None
         self._apply(state, files, (), ranges)
 
     def last_append(self) -> int | None:

@@ -363,7 +363,7 @@ def _info(content: bytes) -> Info:
 
 @contextmanager
 def _translated(location: Location) -> Iterator[None]:
-    """Raise LogDamaged for what the library says of a table, and StoreFailed for what it says of the store."""
+    """Raise LogDamaged for what the library says of a table; translated() does it for what it says of the store."""
     library()
     from deltalake.exceptions import DeltaError
 

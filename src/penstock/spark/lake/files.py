@@ -5,6 +5,7 @@ Paths are relative to the folder of the table, with `/` between their parts.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -30,6 +31,12 @@ _BLOCK = 1 << 20
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STACK = re.compile(r"\s+0: ")
 _CAUSE = re.compile(r"\s*\n\s*↳\s*")
+_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
+# The same, as object stores, HDFS and the library spell it.
+_REFUSED = re.compile(
+    r"[Ss]tatus [Cc]ode: 40[13]\b|AccessDenied|AccessControlException|The operation lacked|[Pp]ermission denied"
+    r"|Read-only file system"
+)
 
 
 _FIRST_PAUSE_S = 0.1
@@ -37,7 +44,11 @@ _chance = random.Random()
 
 
 class StoreFailed(PenstockError):
-    """A store cannot be reached, or refuses what it was asked for."""
+    """A store cannot be reached, or fails; a later attempt may succeed."""
+
+
+class StoreRefused(PenstockError):
+    """A store does not permit what it was asked for: nothing but other rights or keys will help."""
 
 
 class LeadsOut(PenstockError):
@@ -239,13 +250,19 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def translated(location: Location) -> Iterator[None]:
-    """Raise StoreFailed for what the library says of a store. A file that does not exist stays FileNotFoundError."""
+    """Raise StoreFailed or StoreRefused for what the library says of a store.
+
+    A file that does not exist stays FileNotFoundError.
+    """
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise StoreFailed(f"{location} cannot be used: {one_line(error)}") from error
+        is_refused = error.errno in _NOT_PERMITTED or _REFUSED.search(str(error))
+        # The line of the `raise` is part of Spark's error, where the name of a class says whether it is transient.
+        kind = StoreRefused if is_refused else StoreFailed
+        raise kind(f"{location} cannot be used: {one_line(error)}") from error
 
 
 class RemoteStore:

@@ -197,7 +197,7 @@ class Planner:
         limits = source.parsed()
         if limits.max_rows is limits.max_bytes is None and has_read_limits() and self._merges_on_driver():
             # The offsets of a batch that does not fit would already be in the checkpoint, so it could never be smaller.
-            options[MAX_ROWS[0]] = str(_MOST_MERGED)
+            options[MAX_ROWS[0]] = str(max(_MOST_MERGED, limits.min_rows or 0))
         reader = self._spark.readStream.format(FORMAT).options(**options)
         return reader.schema(self._columns(reader.load().schema)).load()
 

@@ -137,11 +137,21 @@ class Retries:
         pause(pause_s(1 if isinstance(error, Redirected) else self._failures, _chance))
 
 
-def retry(step: Callable[[], T], timeout_s: float, what: str = "reading streams") -> T:
-    """Repeat a step that only reads while Redis is away, restarts, is paused or moves slots, but not for ever."""
+def retry(
+    step: Callable[[], T],
+    timeout_s: float,
+    what: str = "reading streams",
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> T:
+    """Repeat a step that only reads while Redis is away, restarts, is paused or moves slots, but not for ever.
+
+    It raises the next failure at once if `is_stopping` returns True.
+    """
     retries = Retries(timeout_s)
     while True:
         try:
             return step()
         except TransientError as error:
+            if is_stopping():
+                raise
             retries.wait_or_raise(error, what)

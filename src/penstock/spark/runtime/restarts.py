@@ -13,6 +13,7 @@ logger = logging.getLogger("penstock.spark")
 MOST_RESTARTS = 10
 _LONGEST_PAUSE_S = 60.0
 _POLL_S = 0.1
+_MOST_DOUBLINGS = 6  # of the first pause, a second, to the longest; a number has room for a thousand
 
 
 def run_with_restarts(
@@ -38,7 +39,7 @@ def run_with_restarts(
             failures = 1 if batches() > before else failures + 1
             if is_stopping() or failures > most(error):
                 raise
-            pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (failures - 1))
+            pause_s = min(_LONGEST_PAUSE_S, 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
             logger.warning("%s. Restarting in %g s (restart %d)", str(error).rstrip(". "), pause_s, failures)
             tell(error, pause_s)
             _pause(pause_s, is_stopping)

@@ -10,6 +10,7 @@ Rows with a key are merged into the table by the driver, or by Delta's MERGE.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ _MISSING = (
     f'spark."spark.jars.packages", and set spark."spark.sql.extensions" = \'{_EXTENSION}\''
 )
 _ROWS = "penstock_rows"
+_REQUIRED = re.compile(r'("(?:containsNull|valueContainsNull|nullable)":\s*)false')  # in a type as JSON
 _FOOTERS_AT_ONCE = 8
 _RECENT = 50  # commits to search for the one just made: other writers may commit meanwhile
 
@@ -107,6 +109,9 @@ class DeltaWriter(_DeltaSink):
         mark("delta prepared")
         if log.has(batch):
             return False
+        # Another sink may have created the table after the problems were looked for.
+        if misfits := list(self._differences(nullable_arrow(self._schema(rows.schema)), log)):
+            raise ConfigurationError("; ".join(misfits))
         if upsert is None:
             is_new = self._append(log, self.partitions.added(visible(rows)), key, batch, mark)
         else:
@@ -120,9 +125,6 @@ class DeltaWriter(_DeltaSink):
         log = DeltaLog.create(self._location, wanted, self.partitions.names)
         if self._sink.evolve:
             log.add_columns(wanted)
-        # Another sink may have created it after the problems were looked for.
-        if misfits := list(self._differences(wanted, log)):
-            raise ConfigurationError("; ".join(misfits))
         return log
 
     def _differences(self, wanted: Any, log: DeltaLog) -> Iterator[str]:
@@ -199,7 +201,8 @@ def _footer(source: Any) -> Any:
 
 
 def _types(schema: Any) -> dict[str, str]:
-    return {field.name: str(field.type.to_json()).strip('"') for field in schema.fields}
+    """Return the type of each column, without what may be null in it: Spark forgets that when rows are staged."""
+    return {field.name: _REQUIRED.sub(r"\1true", str(field.type.to_json())).strip('"') for field in schema.fields}
 
 
 def partition_values(path: str) -> dict[str, str | None]:

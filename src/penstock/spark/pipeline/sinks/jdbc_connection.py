@@ -17,6 +17,7 @@ _ON_DRIVER = -1
 # Classes of SQL states: connections, conflicts of transactions, and PostgreSQL's resources and shutdowns; bad data and
 # broken constraints.
 _PASSING, _ABOUT_VALUES = ("08", "40", "53", "57P"), ("22", "23")
+_BROKEN_CONSTRAINT = "40002"  # the one conflict of a transaction that happens again
 _NO_DRIVER = "no JDBC driver"  # whose state is that of a connection
 
 
@@ -189,9 +190,10 @@ def _failure(error: Any) -> JdbcFailed:
     thrown = error.java_exception
     states = [str(each.getSQLState() or "") for each in _chain(thrown) if _is_of_sql(each)]
     reason = _reason(thrown)
-    if any(state.startswith(_PASSING) for state in states) and _NO_DRIVER not in reason:
-        return JdbcUnavailable(reason)
-    return JdbcFailed(reason, is_about_values=any(state.startswith(_ABOUT_VALUES) for state in states))
+    if any(state.startswith(_ABOUT_VALUES) for state in states):  # also if it has ended the transaction
+        return JdbcFailed(reason, is_about_values=True)
+    is_passing = any(state.startswith(_PASSING) and state != _BROKEN_CONSTRAINT for state in states)
+    return JdbcUnavailable(reason) if is_passing and _NO_DRIVER not in reason else JdbcFailed(reason)
 
 
 def _chain(thrown: Any) -> Iterator[Any]:
