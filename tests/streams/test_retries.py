@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import redis
 
 from penstock import ConsumerGroup, DeadLetters, StreamClient, StreamConsumer, StreamMessage, StreamProducer
-from penstock.errors import ConnectionLost, FatalError, RetryLater, Snooze
+from penstock.errors import FatalError, RetryLater, Snooze
 from penstock.events import Event, EventName
 from penstock.runtime.aio import IS_ASYNC
 from tests.helpers.aio import DEADLINE_S, eventually, pause
@@ -47,28 +46,6 @@ async def test_the_delay_grows_from_one_failure_to_the_next(client: StreamClient
         await eventually(lambda: consumer.metrics().total_dlq == 1)
     gaps_ms = [(later - earlier) * 1000 for earlier, later in pairwise(began)]
     assert all(gap > least - 2 for gap, least in zip(gaps_ms, [50, 100, 200, 200], strict=True))
-
-
-async def test_a_message_that_a_peer_takes_before_its_delay_is_confirmed_is_not_reported_as_lost(
-    client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    [entry_id] = await publish(client, [1])
-    run, lost = client.run, list[bool]()
-
-    async def lose_a_reply(name: str, *args: Any) -> Any:
-        reply = await run(name, *args)
-        if name == "streams/park" and not lost:
-            lost.append(True)
-            raw.xclaim(STREAM, GROUP, "peer", 0, [entry_id], justid=True)
-            raise ConnectionLost("the reply got lost")
-        return reply
-
-    monkeypatch.setattr(client, "run", lose_a_reply)
-    consumer = StreamConsumer(client, STREAM, quick(retry_initial_delay_ms=60_000), Recorder(fail))
-    await consumer.run_once()
-    assert lost
-    metrics = consumer.metrics()
-    assert (metrics.total_retried, metrics.total_lease_lost) == (1, 0)
 
 
 async def test_a_message_that_waits_for_its_retry_stays_pending_and_says_when_it_is_due(

@@ -116,11 +116,9 @@ class GroupCommands:
             chunk = parkings[start : start + MAX_IDS]
             args = [item for p in chunk for item in (p.id, p.delay_ms, p.deliveries, p.attempts)]
             keys = [*self._claim_keys[:3], self._worker]
-            asked = [p.id for p in chunk]
-            reply = settle(self._client, "streams/park", keys, [*self._me, *args], asked, self.unconfirmed)
-            # Refused after a lost reply: the first try was executed, and another consumer has it again already.
-            answers += [bool(item) or p.id in self.unconfirmed for p, item in zip(chunk, reply, strict=True)]
-            self.unconfirmed.difference_update(asked)
+            reply = self._client.run("streams/park", keys, [*self._me, *args], Repeat.IDEMPOTENT)
+            # After a lost reply, False may also mean that a peer has taken the parked message already.
+            answers += [bool(item) for item in reply]
         return answers
 
     def dead_letter(
