@@ -175,10 +175,13 @@ WAYS = {
 
 def write_handler(folder: Path, answer: int) -> None:
     # Longer with each answer: Python takes a file of the same second and size for the one that it has compiled.
-    (folder / "watched_jobs.py").write_text(
+    # Moved into place: a worker that starts meanwhile must not import half of it.
+    draft = folder / "watched_jobs.draft"
+    draft.write_text(
         "\n" * answer + "from penstock.tasks import Handlers\n"
         f"handlers = Handlers()\n@handlers.task('say')\ndef say(task): return {answer}\n"
     )
+    draft.replace(folder / "watched_jobs.py")
 
 
 @pytest.mark.timeout(_TIMEOUT_S)

@@ -67,7 +67,7 @@ async def test_dead_letters_by_cause_are_found_again_as_rarely_as_they_are_costl
 
 
 async def test_browsers_share_the_values_of_a_page_until_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, samples, loaded = [1_000.0], [SimpleNamespace(at_ms=1)], list[str]()
+    now_s, samples, loaded = [1_000.0], [SimpleNamespace(number=1)], list[str]()
     live = Live(cast("Inspector", SimpleNamespace()), 2.0)
     monkeypatch.setattr("penstock.dashboard.live.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(live, "sampler", SimpleNamespace(samples=samples))
@@ -82,7 +82,7 @@ async def test_browsers_share_the_values_of_a_page_until_the_next_sample(monkeyp
 
     assert await asyncio.gather(*(ask("/workers") for _ in range(5))) == [1] * 5
     assert await ask("/queues") == 2
-    samples.append(SimpleNamespace(at_ms=2))
+    samples.append(SimpleNamespace(number=2))
     assert await asyncio.gather(*(ask("/workers") for _ in range(5))) == [3] * 5
     now_s[0] += 2  # where samples are rare
     assert await ask("/workers") == 4

@@ -1,4 +1,4 @@
-"""Gives up entries that no handler gets: they are no task, belong to another one, or have vanished."""
+"""Gives up entries that no handler gets: they are not tasks, belong to another task, or have vanished."""
 
 from __future__ import annotations
 
