@@ -28,7 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(f"{scenario.name:16} {scenario.about}" for scenario in SCENARIOS.values()))
         return 0
     usual = (options.messages, options.minutes) == (_MESSAGES, _MINUTES)
-    report = Report(options.seed, "" if usual else f"--messages {options.messages} --minutes {options.minutes:g} ")
+    size = "" if usual else f"--messages {options.messages} --minutes {options.minutes:g} "
+    report = Report(options.seed, size + (f"--durability {options.durability} " if options.durability else ""))
     folder = Path(tempfile.mkdtemp(prefix="penstock-campaign-"))
     print(f"Campaign with seed {options.seed}: {', '.join(options.only)}.", flush=True)
     try:
@@ -64,15 +65,16 @@ def _run(options: argparse.Namespace, report: Report, folder: Path) -> None:
             print(f"{scenario.name}: skipped: {why}", flush=True)
             continue
         try:
-            report.verdicts[scenario.name] = _play(scenario, folder / scenario.name, options.seed, messages, seconds)
+            stage = Stage(scenario.name, folder / scenario.name, options.seed, messages, seconds, options.durability)
+            report.verdicts[scenario.name] = _play(scenario, stage)
         except Missing as error:
             report.skipped[scenario.name] = str(error)
             print(f"{scenario.name}: skipped: {error}", flush=True)
 
 
-def _play(scenario: Scenario, folder: Path, seed: int, messages: int, seconds: float) -> Verdict:
-    print(f"{scenario.name}: {scenario.about}; {messages:,} messages in {seconds:.0f} s", flush=True)
-    began, stage = time.monotonic(), Stage(scenario.name, folder, seed, messages, seconds)
+def _play(scenario: Scenario, stage: Stage) -> Verdict:
+    print(f"{scenario.name}: {scenario.about}; {stage.messages:,} messages in {stage.seconds:.0f} s", flush=True)
+    began = time.monotonic()
     try:
         verdict = scenario.play(stage)
     except Missing:
@@ -98,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=_MINUTES, help="minutes of faults over all scenarios")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="what chooses the faults and their moments")
     parser.add_argument("--only", type=_names, default=list(SCENARIOS), help="comma list of scenarios (see --list)")
+    parser.add_argument(
+        "--durability", default="", choices=["fast", "local"], help="measure what it loses (server, sentinel, cluster)"
+    )
     parser.add_argument("--list", action="store_true", help="list the scenarios and stop")
     parser.add_argument("--keep", action="store_true", help="keep journals and logs, and say where they are")
     return parser

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from statistics import median
 
@@ -75,8 +75,8 @@ class KindOfRecovery:
     beside_s: float = 0.0
     """The longest of those during which something else hit everybody, or no worker ran."""
     broken: int = 0
-    starved: int = 0
-    """Longer than the bound while other programs had the machine: that says nothing."""
+    unjudged: list[str] = field(default_factory=list)
+    """Longer than the bound while other programs had the machine: that proves nothing."""
 
     @property
     def worst_s(self) -> float:
@@ -86,8 +86,8 @@ class KindOfRecovery:
     def verdict(self) -> str:
         if self.broken:
             return f"BROKEN, {self.broken} times"
-        if self.starved:
-            return f"not judged, {self.starved} times: others had the machine"
+        if self.unjudged:
+            return f"not judged, {len(self.unjudged)} times: others had the machine"
         return "-" if self.bound_s is None or not self.measured else "kept"
 
 
@@ -222,14 +222,15 @@ def against_bounds(
             kind.alone_s = max(kind.alone_s, took_s)
         if kind.bound_s is None or took_s <= kind.bound_s + extra_s:
             continue
-        if any(other.kind in NO_FAULTS and _meet(other, one) for other in on_all):
-            kind.starved += 1
-            continue
-        kind.broken += 1
-        late.append(
+        described = (
             f"{one.window.kind} of {one.window.target} at {one.window.begin:.3f}: {took_s:.1f} s until message "
             f"{one.message} was handled, {kind.bound_s + extra_s:.1f} s are allowed"
         )
+        if any(other.kind in NO_FAULTS and _meet(other, one) for other in on_all):
+            kind.unjudged.append(described)
+        else:
+            kind.broken += 1
+            late.append(described)
     return kinds, late
 
 

@@ -74,7 +74,9 @@ class Report:
                     bound, found.verdict,
                 ]  # fmt: skip
                 rows.append("| " + " | ".join(map(str, cells)) + " |")
-        return "\n".join(rows)
+        kinds = [(name, kind) for name, verdict in self.verdicts.items() for kind in verdict.recoveries.values()]
+        unjudged = [f"* {name}, not judged: {one}" for name, kind in kinds for one in kind.unjudged]
+        return "\n".join([*rows, *([""] if unjudged else []), *unjudged])
 
     def failures(self) -> str:
         """Return what was broken, with the command that repeats it."""

@@ -17,6 +17,7 @@ from campaign.servers import ReplicatedCluster, missing_faketime, missing_java, 
 from campaign.stage import Stage
 from penstock.redis.embedded import EmbeddedServer
 from penstock.testing import ServerMissing
+from penstock.testing.servers import NEWEST
 from tests.helpers.missing import usual_server
 from tests.redis.sentinels import SentinelGroup
 
@@ -93,8 +94,9 @@ def links(stage: Stage) -> Verdict:
 def server(stage: Stage) -> Verdict:
     stage.extra["data"] = stage.folder / "data"
     # With `everysec` a server that waits for its fsync answers before it has written, and SIGKILL takes that along.
-    options = {"appendfsync": "no", "auto-aof-rewrite-percentage": "0", "logfile": str(stage.folder / "server.log")}
-    program = faults.survives_a_full_disk(usual_server().binary(), stage.folder)
+    fsync, kind = ("everysec", NEWEST) if stage.durability else ("no", usual_server())
+    options = {"appendfsync": fsync, "auto-aof-rewrite-percentage": "0", "logfile": str(stage.folder / "server.log")}
+    program = faults.survives_a_full_disk(kind.binary(), stage.folder)
     started = EmbeddedServer(program, directory=stage.extra["data"], options=options)
     stage.serve(started)
     stage.publish("streams", "async", "sync")
@@ -140,6 +142,8 @@ def clock(stage: Stage) -> Verdict:
 
 
 def sentinel(stage: Stage) -> Verdict:
+    if stage.durability == "local":
+        raise Missing("its servers have no append-only file")
     group = stage.resources.enter_context(SentinelGroup(stage.folder, sentinels=3, replicas=2))
     stage.extra["sentinels"], stage.url = group, group.url
     stage.look_through(lambda: redis.Redis(unix_socket_path=group.master().unix_socket, protocol=2))
@@ -150,7 +154,8 @@ def sentinel(stage: Stage) -> Verdict:
 
 
 def cluster(stage: Stage) -> Verdict:
-    nodes = stage.resources.enter_context(ReplicatedCluster())
+    options = {"appendonly": "yes"} if stage.durability == "local" else None
+    nodes = stage.resources.enter_context(ReplicatedCluster(options))
     stage.extra["cluster"], stage.url, stage.stream = nodes, nodes.url, "{orders}"
     client = stage.resources.enter_context(nodes.client())
     stage.look_through(lambda: client)

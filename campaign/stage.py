@@ -36,8 +36,11 @@ class Stage:
     lease_s = 6.0
     socket_timeout_s = 1.0
 
-    def __init__(self, name: str, folder: Path, seed: int, messages: int, seconds: float) -> None:
+    def __init__(
+        self, name: str, folder: Path, seed: int, messages: int, seconds: float, durability: str = ""
+    ) -> None:  # fmt: skip
         self.name, self.folder, self.messages, self.seconds = name, folder, messages, seconds
+        self.durability = durability  # "" = that of the scenario
         self.chance = random.Random(f"{seed} {name}")
         self.seed = seed
         self.resources = ExitStack()
@@ -118,6 +121,8 @@ class Stage:
                 "step": len(halves), "messages": self.messages, "pace": pace, "seed": f"{self.seed} {number}",
                 "client": self._client, **job,
             }  # fmt: skip
+            if self.durability:
+                described["durability"] = self.durability
             self.producers.append(Child(f"producer-{number}", "campaign.producer", described, self.folder))
 
     def live(self) -> list[Child]:

@@ -67,15 +67,17 @@ def held_by(raw: Any, stream: str, group: str, pid: int, number: Callable[[Field
     Messages that wait for a retry are pending with it, too, but in nobody's hands.
     """
     retries = f"{stream if '{' in stream else f'{{{stream}}}'}:retries:{group}"
-    waiting = set(raw.zrange(retries, 0, -1))
+    before = set(raw.zrange(retries, 0, -1))
     is_ours = re.compile(rf"_{pid:x}[0-9a-f]{{8}}(?![0-9a-f])")
     ids: list[bytes] = []
     for consumer in raw.xinfo_consumers(stream, group):
         if consumer["pending"] and is_ours.search(consumer["name"].decode()):
             rows = raw.xpending_range(stream, group, "-", "+", _PAGE, consumername=consumer["name"])
-            ids += [row["message_id"] for row in rows if row["message_id"] not in waiting]
+            ids += [row["message_id"] for row in rows]
+    # What the process sent before it died may arrive meanwhile.
+    waiting = before | set(raw.zrange(retries, 0, -1))
     with raw.pipeline(transaction=False) as pipeline:
-        for entry_id in ids:
+        for entry_id in (each for each in ids if each not in waiting):
             pipeline.xrange(stream, entry_id, entry_id)
         return {number(fields) for rows in pipeline.execute() for _, fields in rows}
 
