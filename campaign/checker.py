@@ -116,12 +116,14 @@ def judge(folder: Path, state: State, crashes: list[str], bounds: Bounds | None 
     for n, of in runs.items():
         _judge_runs(n, sorted(of, key=lambda run: run.begin), windows, verdict)
     hits = losses(runs, windows, _held(folder))
+    poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}
     if state.is_steady:
         verdict.slowest_s = longest_wait_s(runs, hits)
-        felt = [*felt_by_all(confirmed, ended, runs, windows), *felt_by_held(runs, hits)]
+        # A task that may have killed its workers waits for its last run until it is alone: what counts is its neighbours.
+        innocent = {n: of for n, of in hits.items() if n not in poisonous}
+        felt = [*felt_by_all(confirmed, ended, runs, windows), *felt_by_held(runs, innocent)]
         started = {line.process: line.at for line in lines(folder, "worker") if line.what == "started"}
         verdict.recoveries, verdict.late = against_bounds(felt, windows, Presence(started, windows), bounds or Bounds())
-    poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}
     verdict.innocent = sorted(
         f"{n}, after {len(runs[n])} runs{_history(runs[n], hits.get(n, set()), windows)}"
         for n in state.dead

@@ -1,7 +1,7 @@
 """How long each fault was felt, and whether that is within its bound.
 
 kill, poison, freeze   from the fault until the last message that the worker had in hand was handled by another, or was
-                       in the hands of another one that was hit
+                       in the hands of another one that was hit; without those that kill workers
 server_kill            from the moment when the server answers again until a message published since was handled
 failover_*             the same from the moment when another master is in place and has a replica
 others on everybody    from their begin until a message published since was handled
