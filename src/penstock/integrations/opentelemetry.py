@@ -30,8 +30,8 @@ except ImportError as error:  # pragma: no cover
 _SYSTEM = "redis"
 _MOST_OPEN = 10_000  # spans of messages that are in hand; beyond them the oldest are ended
 _ENDS = {
-    EventName.COMPLETED, EventName.RETURNED, EventName.DISCARDED, EventName.DEAD_LETTERED, EventName.STALE,
-    EventName.HANDED_BACK, EventName.LEASE_LOST,
+    EventName.COMPLETED, EventName.RETRIED, EventName.DISCARDED, EventName.DEAD_LETTERED, EventName.STALE,
+    EventName.HANDED_BACK,
 }  # fmt: skip
 _NO_FAILURES = (Skip, Snooze)  # by which a handler says what is to become of a message
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
@@ -97,7 +97,7 @@ class Telemetry:
                 oldest.end()
 
     def _follow(self, event: Event, message_id: str) -> None:
-        is_over, place = event.name in _ENDS, (event.stream, message_id)
+        is_over, place = _is_end(event), (event.stream, message_id)
         with self._lock:
             span = self._open.pop(place, None) if is_over else self._open.get(place)
         if span is None or event.name is EventName.CLAIMED:
@@ -210,6 +210,12 @@ def _link(message: Any) -> Link | None:
         return None
     context = trace.get_current_span(propagate.extract(headers)).get_span_context()
     return Link(context) if context.is_valid else None
+
+
+def _is_end(event: Event) -> bool:
+    if event.name is EventName.LEASE_LOST:
+        return "reason" not in event.fields  # a queue gives a reason, and later reports how the handler ended
+    return event.name in _ENDS
 
 
 def _ids(fields: Mapping[str, object]) -> list[str]:

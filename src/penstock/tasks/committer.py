@@ -103,7 +103,7 @@ class ResultCommitter:
                 task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts
             )
             outcome = "retry" if verdict.counts else "snooze"
-            happened = EventName.RETURNED
+            happened = EventName.RETRIED
             fields: dict[str, object] = {"delay_s": verdict.after_ms / 1000, "counts": verdict.counts}
         else:
             is_ours = self.holds(task) and await self._give_up(failed, verdict)

@@ -128,7 +128,7 @@ class Processing:
 
     def _lose(self, reason: str) -> None:
         logger.warning("message %s of queue %s: %s", self.message_id, self._key.name, reason)
-        self._emit(EventName.RENEWAL_FAILED, id=self.message_id, reason=reason)
+        self._emit(EventName.LEASE_LOST, ids=[self.message_id] if self.message_id else [], reason=reason)
         if self._options.on_heartbeat_failure is not None:
             call_back(self._options.on_heartbeat_failure, "on_heartbeat_failure")
 
@@ -207,7 +207,7 @@ class Processing:
 
     def _retry(self, delivery: Delivery, delay_s: float, *, counts: bool) -> None:
         is_done = delivery.retry(delay_s, counts=counts)
-        self._report(is_done, "returned", EventName.RETURNED, delay_s=delay_s, counts=counts)
+        self._report(is_done, "retried", EventName.RETRIED, delay_s=delay_s, counts=counts)
 
     def _report(self, is_done: bool, what: str, name: EventName | None, **fields: object) -> None:
         if not is_done:
