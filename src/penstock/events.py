@@ -61,7 +61,7 @@ EventSink = Callable[[Event], None]
 Emit = Callable[..., None]  # of an EventName, and its fields by name
 
 
-def tell(sink: EventSink, event: Event) -> None:
+def notify(sink: EventSink, event: Event) -> None:
     """Call a user's function with an event; log its errors."""
     try:
         sink(event)
@@ -78,4 +78,4 @@ class Emitter:
     def __call__(self, name: EventName, **fields: object) -> None:
         """Emit an event."""
         if self.sink is not None:
-            tell(self.sink, Event(name, self._stream, self._group, fields))
+            notify(self.sink, Event(name, self._stream, self._group, fields))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo
-from penstock.delivery.leases import Renewable, Renewal, tell
+from penstock.delivery.leases import Renewable, Renewal, call_in_thread
 from penstock.errors import PermissionDenied, WrongType
 from penstock.keys import BalancerKeys
 from penstock.redis.blocking import Reply
@@ -77,7 +77,7 @@ class Heartbeat(Renewable):
             lost = [item for item in owned if item.payload.id_in_lbs in refused and self._holdings.lose(item)]
             self._config.metrics_recorder.record_locks_extended(len(held) - len(refused), len(lost))
             if lost:
-                tell(self._on_lost, lost)
+                call_in_thread(self._on_lost, lost)
         finally:
             self._ended = self.begun
 

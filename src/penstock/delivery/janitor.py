@@ -77,7 +77,7 @@ class Janitor:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RangeCount:
     """The outcome of counting the entries of a range."""
 
     count: int
@@ -88,17 +88,17 @@ class Counted:
     most: int  # upper bound of the entries in the range
 
 
-async def _step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> tuple[Counted, str]:
+async def _step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> tuple[RangeCount, str]:
     # Returns what one call counted, and where to continue; '' = the range has ended.
     reply = await client.run("streams/count_range", [stream], [start, end, most], Repeat.READ)
     count, first, further, length, now_ms = reply
     most = int(length if further else count)
-    return Counted(int(count), first.decode(), int(length), int(now_ms), not further, most), further.decode()
+    return RangeCount(int(count), first.decode(), int(length), int(now_ms), not further, most), further.decode()
 
 
 async def count_range(
     client: StreamClient, stream: str, start: str, end: str, most: int | None = None, steps: int | None = None
-) -> Counted:
+) -> RangeCount:
     """Count the entries of a range, up to `most` of them, in at most `steps` steps."""
     total, first, taken = 0, "", 0
     while True:
@@ -109,7 +109,7 @@ async def count_range(
             return replace(step, count=total, first=first, most=total if step.is_all else step.length)
 
 
-async def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> Counted:
+async def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> RangeCount:
     """Count the entries after an id, up to `most`, as long as that does not take the server too long.
 
     Without `most`, entries before and after the id are counted in turn: if finished entries are trimmed, there are

@@ -67,9 +67,9 @@ class BlockingRead:
         """How many bytes have arrived since the last read was sent."""
         return self.connection.received - self._received if self.connection is not None else 0
 
-    async def open(self, asked: Host | None = None, *along: Command) -> None:
+    async def open(self, ask_host: Host | None = None, *along: Command) -> None:
         """Connect to the server of the key, or to the one that an ASK reply named; send `along` in the same write."""
-        connection = await self._client.dedicated(self._key, asked)
+        connection = await self._client.dedicated(self._key, ask_host)
         try:
             number = (await connection.pipeline([("CLIENT", "ID"), *along]))[0]
         except BaseException:

@@ -25,7 +25,7 @@ from penstock.redis.translate import Redirected, ScriptMissing
 
 _INCLUDE = re.compile(r"^-- include: (\w+/\w+)\.lua\n", re.MULTILINE)
 _FOLDER = files(__package__) / "lua"
-_MARK_OF_A_PART = "-- Included by "
+_PART_MARKER = "-- Included by "
 MOST_BYTES = 2 << 20  # that one call writes: a megabyte blocks the server for 1 to 2 ms
 
 
@@ -63,7 +63,7 @@ def names() -> tuple[str, ...]:
     """Return the names of all scripts, without the parts that they include."""
     found = (f"{folder.name}/{file.name}" for folder in _FOLDER.iterdir() for file in folder.iterdir())
     scripts = (path.removesuffix(".lua") for path in found)
-    return tuple(sorted(name for name in scripts if not part(name).startswith(_MARK_OF_A_PART)))
+    return tuple(sorted(name for name in scripts if not part(name).startswith(_PART_MARKER)))
 
 
 def steps(sizes: Sequence[int], most: int) -> Iterator[slice]:
@@ -133,10 +133,10 @@ class ScriptRunner:
         return replies
 
     def _followed(self, host: Host, call: Call, reply: Reply, timeout_s: float | None) -> Reply:
-        if isinstance(reply, Redirected) and reply.asked is not None:
+        if isinstance(reply, Redirected) and reply.ask_host is not None:
             # The slot is being moved: ask the other node this time. It may not know the script.
             command = call.command(by_hash=False)
-            return self._open(reply.asked).pipeline([("ASKING",), command], timeout_s)[-1]
+            return self._open(reply.ask_host).pipeline([("ASKING",), command], timeout_s)[-1]
         if isinstance(reply, Redirected) and reply.moved_to is not None:
             # Without loading the whole map again, which may take longer than a lease on a busy machine.
             self._locator.move(reply.slot, reply.moved_to)

@@ -42,7 +42,7 @@ class DeliveryWorkers:
         timeout_ms, self._chance = in_flight.context.config.handler_timeout_ms, random.Random()
         self._timeout_s = math.inf if timeout_ms is None else timeout_ms / 1000
         self._alone, self._suspect_begins = Lock(), Lock()
-        self._is_one_alone = False  # a message that may have killed its holders is on its last run, or about to be
+        self._is_suspect_running = False  # on its last run, or next: a message that may have killed its holders
         self._others = WaitQueue()
         self.running: list[RunningCall] = []
 
@@ -81,15 +81,15 @@ class DeliveryWorkers:
         async with self._alone:
             if delivery.is_suspect:
                 # No other handler may kill the process either, because this message has no attempt left.
-                self._is_one_alone = True
+                self._is_suspect_running = True
             try:
                 deadline_s = time.monotonic() + _PATIENCE_S
-                while self._is_one_alone and self._is_any_busy() and time.monotonic() < deadline_s:
+                while self._is_suspect_running and self._is_any_busy() and time.monotonic() < deadline_s:
                     await pause(_POLL_S)
                 await self._run(worker, delivery, persist)
                 await persist(self._flush)
             finally:
-                self._is_one_alone = False
+                self._is_suspect_running = False
                 self._others.call(len(self.running))
 
     def _is_any_busy(self) -> bool:
@@ -99,9 +99,9 @@ class DeliveryWorkers:
         # Runs the handler once and settles every message of the delivery.
         try:
             worker.is_busy = True  # before the check: either a last run waits for this one, or this one for it
-            while self._is_one_alone and not delivery.is_last_chance:
+            while self._is_suspect_running and not delivery.is_last_chance:
                 worker.is_busy = False
-                await self._others.wait_until(lambda: not self._is_one_alone)
+                await self._others.wait_until(lambda: not self._is_suspect_running)
                 worker.is_busy = True
             if delivery.is_again and not await self._begin(delivery, persist):
                 return

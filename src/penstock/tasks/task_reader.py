@@ -95,14 +95,14 @@ class TaskReader:
             await self._reads.wake()
             await pause(min(left_s, _APART_S / 10))
 
-    def _is_one_alone(self) -> bool:
+    def _is_suspect_running(self) -> bool:
         if self._alone is not None and self._in_flight.get(self._alone.task.id) is not self._alone:
             self._alone = None
         return self._alone is not None
 
     def _must_run_alone(self) -> bool:
         # Whether a task that must run alone is held, or waits until nothing else is.
-        if self._is_one_alone():
+        if self._is_suspect_running():
             return True
         if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
             self._end_drain()
@@ -175,7 +175,7 @@ class TaskReader:
         for store in lanes:
             if self._reads.is_due(store.lane) and len(found) < count:
                 await self._take_due(store, found, count - len(found), keeps_apart)
-        if self._is_one_alone() or len(found) >= count:
+        if self._is_suspect_running() or len(found) >= count:
             return False
         return await self._read(lanes, found, count - len(found))
 
@@ -317,7 +317,7 @@ class TaskReader:
         for held in again:
             held.is_suspect = held.entry_id in suspected
             is_last = held.is_suspect and held.attempts >= self._max_retry
-            if self._is_one_alone() or (is_last and neighbours):
+            if self._is_suspect_running() or (is_last and neighbours):
                 postponed.add(held)
                 continue
             if is_last:

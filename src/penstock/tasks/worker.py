@@ -141,8 +141,8 @@ class Worker:
         try:
             hangs = partial(hung, self._running, self._idle_ms / 1000)
             with self.queue.renewing(usual_heartbeat_ms(self._idle_ms), hangs):
-                wind_up = partial(self._wind_up, activities, workers)
-                async with graceful_end(wind_up, self._grace_s, on_signal):
+                shut_down = partial(self._shut_down, activities, workers)
+                async with graceful_end(shut_down, self._grace_s, on_signal):
                     for _ in range(self.concurrency):
                         workers.start(self._work)
                     for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
@@ -159,7 +159,7 @@ class Worker:
         self._emit(EventName.STOPPED, reason=self._reason)
         return self.report()
 
-    async def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
+    async def _shut_down(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
         ends_s = time.monotonic() + grace_s + 2 * CLEANUP_TIMEOUT_S
         for flag in (self._stopping, self._has_tasks, self._committer.dirty):
             flag.set()
@@ -233,7 +233,7 @@ class Worker:
                 self._inbox.has_room.clear()
                 await self._inbox.has_room.wait(_WATCH_S)
                 continue
-            self._prefetch.ran_low()
+            self._prefetch.adjust()
             room = max(1, self._prefetch.target - unsettled)
             found = await self._persist(self._pop, room)
             if found:

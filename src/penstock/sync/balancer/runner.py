@@ -58,7 +58,7 @@ class Runner:
 
     def run(self, on_signal: Callable[[], None] | None) -> None:
         """Run until stop(), or until the balancer cannot go on."""
-        with graceful_end(self._wind_up, self._grace_s, on_signal):
+        with graceful_end(self._shut_down, self._grace_s, on_signal):
             notices = self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)
@@ -68,7 +68,7 @@ class Runner:
             raise self._exit
         self._activities.raise_failure()
 
-    def _wind_up(self, grace_s: float) -> None:
+    def _shut_down(self, grace_s: float) -> None:
         self._stopping.set()
         for stream in list(self._streams.values()):
             stream.drain()

@@ -234,13 +234,13 @@ class Publisher:
     def _exchange(self, command: Command, messages: list[Encoded], failure: PenstockError | None) -> list[Reply]:
         # Sends a batch until it is answered or the retry budget is used up.
         retry = self._settings.retry
-        trial, is_unknown, asked = retry.start(), False, None
+        trial, is_unknown, ask_host = retry.start(), False, None
         while True:
             try:
                 if failure is not None:
                     error, failure = failure, None
                     raise error
-                return self._try(command, asked)
+                return self._try(command, ask_host)
             except ScriptMissing:
                 command = ("EVAL", self._script.source, *command[2:])
                 continue
@@ -249,7 +249,7 @@ class Publisher:
                 if is_absent and not (self._was_connected or retry.waits_for_server):
                     raise
                 is_unknown = is_unknown or isinstance(error, ConnectionLost)
-                asked = error.asked if isinstance(error, Redirected) else None
+                ask_host = error.ask_host if isinstance(error, Redirected) else None
                 self._client.leave(self._connection, error)
                 self._disconnect()
                 wait_s = trial.pause_after(error)
@@ -268,22 +268,22 @@ class Publisher:
             [message.message_id for message in messages],
         )
 
-    def _try(self, command: Command, asked: Host | None) -> list[Reply]:
+    def _try(self, command: Command, ask_host: Host | None) -> list[Reply]:
         is_fast = self._settings.durability == "fast"
         commands = [command] if is_fast else [command, self._wait_command()]
         wait_s = 0.0 if is_fast else self._settings.durability_timeout_ms / 1000
-        if asked is None:
+        if ask_host is None:
             connection = self._open_connection() or self._connect()
         else:
             # The slot is being moved. ASKING applies to the next command on the connection, so send both in one write.
             commands.insert(0, ("ASKING",))
-            connection = self._connection_to(asked)
+            connection = self._connection_to(ask_host)
         try:
             replies = connection.pipeline(commands, self._client.settings.socket_timeout_s + wait_s)
         finally:
-            if asked is not None and not is_fast:
+            if ask_host is not None and not is_fast:
                 connection.close()
-        if asked is not None:
+        if ask_host is not None:
             del replies[0]
         if isinstance(replies[0], PenstockError):
             raise replies[0]
@@ -295,11 +295,11 @@ class Publisher:
         self._scope, self._was_connected = connection_scope(), True
         return self._connection
 
-    def _connection_to(self, asked: Host | None) -> Connection:
+    def _connection_to(self, ask_host: Host | None) -> Connection:
         if self._settings.durability == "fast":
-            return self._client.connection(self._keys.stream, asked)
+            return self._client.connection(self._keys.stream, ask_host)
         # WAIT is about the writes of its own connection, and would block others that share it.
-        return self._client.dedicated(self._keys.stream, asked)
+        return self._client.dedicated(self._keys.stream, ask_host)
 
     def _wait_command(self) -> Command:
         timeout_ms = self._settings.durability_timeout_ms

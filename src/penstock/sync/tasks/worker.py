@@ -142,8 +142,8 @@ class Worker:
         try:
             hangs = partial(hung, self._running, self._idle_ms / 1000)
             with self.queue.renewing(usual_heartbeat_ms(self._idle_ms), hangs):
-                wind_up = partial(self._wind_up, activities, workers)
-                with graceful_end(wind_up, self._grace_s, on_signal):
+                shut_down = partial(self._shut_down, activities, workers)
+                with graceful_end(shut_down, self._grace_s, on_signal):
                     for _ in range(self.concurrency):
                         workers.start(self._work)
                     for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
@@ -160,7 +160,7 @@ class Worker:
         self._emit(EventName.STOPPED, reason=self._reason)
         return self.report()
 
-    def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
+    def _shut_down(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
         ends_s = time.monotonic() + grace_s + 2 * CLEANUP_TIMEOUT_S
         for flag in (self._stopping, self._has_tasks, self._committer.dirty):
             flag.set()
@@ -234,7 +234,7 @@ class Worker:
                 self._inbox.has_room.clear()
                 self._inbox.has_room.wait(_WATCH_S)
                 continue
-            self._prefetch.ran_low()
+            self._prefetch.adjust()
             room = max(1, self._prefetch.target - unsettled)
             found = self._persist(self._pop, room)
             if found:
