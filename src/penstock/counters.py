@@ -169,7 +169,7 @@ class WorkerTally:
         with self._lock:
             outcomes[outcome] += number
 
-    def took(self, kind: str, seconds: float) -> None:
+    def record_duration(self, kind: str, seconds: float) -> None:
         """Record the duration of a run."""
         tally = self.of(kind)
         with self._lock:

@@ -203,7 +203,7 @@ class Runner:
         # A handler that does not release its stream in time keeps it, and is asked again after all others.
         now_s, streams = time.monotonic(), self._streams.copy()  # it changes as handlers start and end
         # A stream that left and came back under the same key is another one, which was not asked for.
-        self._moving = {key: asked for key, asked in self._moving.items() if streams.get(key) is asked[0]}
+        self._moving = {key: entry for key, entry in self._moving.items() if streams.get(key) is entry[0]}
         kept = [key for key, (_, until_s) in self._moving.items() if now_s > until_s]
         for key in kept:
             streams[key].is_draining = False

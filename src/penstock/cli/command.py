@@ -137,7 +137,7 @@ def must_match(inspector: Inspector, pattern: str) -> None:
         inspector.streams.info(pattern, memory=False)
 
 
-def the_one(prefix: str, known: Iterable[str], what: str) -> str:
+def match_prefix(prefix: str, known: Iterable[str], what: str) -> str:
     """Return the id that begins with what the user has given; raise NotFound, or ConfigurationError if several do."""
     found = sorted({each for each in known if each.startswith(prefix)}) if prefix else []
     if prefix in found or len(found) == 1:

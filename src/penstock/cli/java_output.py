@@ -80,9 +80,9 @@ class _Relay(threading.Thread):
                     continue
                 held = held[found.end() :] if found[1] else held.replace(_FAILED, b"")
                 self.is_past_start.set()
-            heard, end, _ = held.partition(_ENDED)
+            visible, end, _ = held.partition(_ENDED)
             if end:
-                self._pass_on(heard)
+                self._pass_on(visible)
                 break
             unfinished = _UNFINISHED.search(held)
             assert unfinished is not None  # it may be empty

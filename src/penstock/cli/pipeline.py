@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 app = group("Run data pipelines on Spark.")
 _LEVEL = "spark.log.level"
-_TALKERS = (
+_NOISY_LOGGERS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.MicroBatchExecution",  # where it was up to Spark 4.0
     "org.apache.spark.executor.Executor",
@@ -333,7 +333,7 @@ def _session(
     conf = {**ours, **settings}
     _make_importable([Path.cwd(), *(file.absolute().parent for file in files)])
     try:
-        with stop.at_once(), started(master or settings.get("spark.master"), is_heard=_LEVEL in settings):
+        with stop.at_once(), started(master or settings.get("spark.master"), shows_output=_LEVEL in settings):
             spark = session(_named(pipelines), master, conf=conf)
     except (PySparkException, Py4JError) as error:
         raise PenstockError(f"cannot start Spark: {one_line(getattr(error, 'java_exception', error))}") from None
@@ -357,5 +357,5 @@ def _session(
 def _silence_loggers(spark: SparkSession) -> None:
     """Keep Spark from printing the stacks of what ends a batch: we tell it in one line."""
     log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001 - PySpark sets one level for all
-    for name in _TALKERS:
+    for name in _NOISY_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)

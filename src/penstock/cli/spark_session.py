@@ -106,12 +106,12 @@ def quiet_session(
             spark = session(name, master, conf=given)
             notice_a_dead_server(spark)
             return spark
-        is_here = master is None or is_local(master)
-        return session(name, master, short=is_here and not is_long, conf=_QUIET | given)
+        is_this_machine = master is None or is_local(master)
+        return session(name, master, short=is_this_machine and not is_long, conf=_QUIET | given)
 
 
 @contextmanager
-def started(master: str | None, *, is_heard: bool = False) -> Iterator[None]:
+def started(master: str | None, *, shows_output: bool = False) -> Iterator[None]:
     """Say what is waited for while the body starts Spark, whose own words are kept back unless they are wanted."""
     if is_remote(master):
         say(f"connecting to Spark at {master} ...")
@@ -120,7 +120,7 @@ def started(master: str | None, *, is_heard: bool = False) -> Iterator[None]:
     where = master or "this machine"
     is_elsewhere = not where.startswith(("local", "this"))
     say(f"starting Spark on {where} ..." + (" (waiting for the cluster to allocate resources)" if is_elsewhere else ""))
-    with nullcontext() if is_heard else silent_start():
+    with nullcontext() if shows_output else silent_start():
         yield
 
 
@@ -136,6 +136,6 @@ def query_failed(error: BaseException) -> QueryFailed:
     """Return an error with our own words out of the long text that Spark wraps them in."""
     from penstock.spark.runtime.errors import is_transient_failure, one_line
 
-    told = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
-    text = told[-1].strip() if told else one_line(error)
+    messages = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
+    text = messages[-1].strip() if messages else one_line(error)
     return QueryFailed(text, is_transient=is_transient_failure(str(error)))

@@ -27,19 +27,19 @@ class Stopping:
     """Whether the command was asked to stop."""
 
     def __init__(self) -> None:
-        self.is_asked = False
-        self._can_break_off = False
+        self.is_requested = False
+        self._can_interrupt = False
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
         """Raise Stopped in the midst of the body when the signal comes: for what only reads, or only starts."""
-        if self.is_asked:
+        if self.is_requested:
             raise Stopped
-        self._can_break_off = True
+        self._can_interrupt = True
         try:
             yield
         finally:
-            self._can_break_off = False
+            self._can_interrupt = False
 
     @contextmanager
     def calling(self, stop: Callable[[], object]) -> Iterator[None]:
@@ -50,10 +50,10 @@ class Stopping:
         finally:
             unsubscribe()
 
-    def _ask(self) -> None:
-        self.is_asked = True
-        if self._can_break_off:
-            self._can_break_off = False
+    def _request(self) -> None:
+        self.is_requested = True
+        if self._can_interrupt:
+            self._can_interrupt = False
             raise Stopped
 
 
@@ -66,7 +66,7 @@ def stopping(what: str) -> Iterator[Stopping]:
         for number in SignalWatch.SIGNALS:
             if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as a shell has it for what runs behind it
                 before[number] = signal.signal(number, end_at_once)
-    unsubscribe = SignalWatch.subscribe(stop._ask)  # noqa: SLF001 - of the same module
+    unsubscribe = SignalWatch.subscribe(stop._request)  # noqa: SLF001 - of the same module
     try:
         yield stop
     except Stopped:

@@ -46,7 +46,7 @@ class Child:
         self.process = subprocess.Popen(self._command, env=environment, stdin=subprocess.PIPE, process_group=0)
         self._started_s = time.monotonic()
 
-    def look(self, warn: Callable[[str], None]) -> None:
+    def check(self, warn: Callable[[str], None]) -> None:
         """Take note of its end, and start the next one when it is time."""
         now = time.monotonic()
         if self.is_done:
@@ -72,16 +72,16 @@ class Child:
             warn(f"worker {self._number} ended with {describe(code)}; restarting in {pause_s:g} s")
 
     def _close(self) -> None:
-        self.ask_to_end()
+        self.request_end()
         self.process = None
 
-    def ask_to_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the process to shut down gracefully.
 
         Not by a signal, of which the second one kills: service managers send theirs to every process of a service.
         """
         if self.process is not None:
-            let_go(self.process)
+            close_pipe(self.process)
 
     def wait(self, deadline_s: float) -> None:
         """Wait for its end, and kill it when the time is over."""
@@ -98,14 +98,14 @@ class Child:
 class Supervisor:
     """Runs worker processes until it is asked to end, or all of them have nothing left to do.
 
-    `tell` gets what happens in the ordinary course of things, `warn` what should not happen.
+    `report` gets what happens in the ordinary course of things, `warn` what should not happen.
     """
 
     def __init__(
         self,
         count: int,
         command: list[str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         warn: Callable[[str], None],
         *,
         grace_s: float,
@@ -113,8 +113,8 @@ class Supervisor:
         watched: Path | None = None,
     ) -> None:
         self._children = [Child(number, command, is_burst=is_burst) for number in range(count)]
-        self._tell, self._warn, self._patience_s = tell, warn, grace_s + _PATIENCE_S
-        self._watched = Watched(watched) if watched is not None else None
+        self._report, self._warn, self._patience_s = report, warn, grace_s + _PATIENCE_S
+        self._watched = WatchedFolder(watched) if watched is not None else None
         self._stop = threading.Event()
 
     def run(self) -> bool:
@@ -123,12 +123,12 @@ class Supervisor:
         try:
             while not self._stop.wait(_POLL_S):
                 if self._watched is not None and (changed := self._watched.changed()):
-                    self._tell(f"{changed} changed; restarting the workers")
+                    self._report(f"{changed} changed; restarting the workers")
                     self._end_all()
                     for child in self._children:
                         child.start_at_s, child.is_done, child.has_failed = 0.0, False, False
                 for child in self._children:
-                    child.look(self._warn)
+                    child.check(self._warn)
                 if self._watched is None and all(child.is_done for child in self._children):
                     break
         finally:
@@ -138,20 +138,20 @@ class Supervisor:
 
     def _end_all(self) -> None:
         for child in self._children:
-            child.ask_to_end()
+            child.request_end()
         deadline_s = time.monotonic() + self._patience_s
         for child in self._children:
             child.wait(deadline_s)
 
 
-class Watched:
+class WatchedFolder:
     """The Python files of a folder, and when they were changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known = self._look()
+        self._known = self._scan()
 
-    def _look(self) -> dict[Path, int]:
+    def _scan(self) -> dict[Path, int]:
         found = {}
         for folder, folders, files in os.walk(self._folder):
             folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "node_modules", "venv"))]
@@ -166,7 +166,7 @@ class Watched:
 
     def changed(self) -> str:
         """Return the name of a file that changed, came or went since the last look; '' = none did."""
-        now = self._look()
+        now = self._scan()
         before, self._known = self._known, now
         return next((path.name for path in {*before, *now} if before.get(path) != now.get(path)), "")
 
@@ -192,7 +192,7 @@ def supervise(processes: int, *, watch: bool, is_burst: bool, grace_s: float) ->
 
 
 @contextmanager
-def signals_heard() -> Iterator[None]:
+def signals_recorded() -> Iterator[None]:
     """Hear signals from here on: what runs inside learns, when it subscribes, of one that came before.
 
     Opened before a process says that it works: whoever reads that may end it at once.
@@ -219,7 +219,7 @@ def at_end_of_parent(function: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="penstock-parent", daemon=True).start()
 
 
-def let_go(child: subprocess.Popen[bytes]) -> None:
+def close_pipe(child: subprocess.Popen[bytes]) -> None:
     """Close our end of the pipe, as the parent."""
     if child.stdin is not None:
         child.stdin.close()

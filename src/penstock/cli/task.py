@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock import ids, times
-from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, listed, the_one
+from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, listed, match_prefix
 from penstock.cli.options import FROM_SETTINGS, AsJson, Kind, Limit, QueueName, duration, parsed, words
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError, NotFound
@@ -151,7 +151,7 @@ def _find(inspector: Inspector, queue: str, task_id: str) -> TaskInfo:
         raise NotFound(
             f"no task of queue {queue!r} has the id {task_id!r}, and it has too many to look for ids that begin so"
         )
-    return inspector.tasks.status(queue, the_one(task_id, known, f"task of queue {queue!r}"))
+    return inspector.tasks.status(queue, match_prefix(task_id, known, f"task of queue {queue!r}"))
 
 
 @command(app)

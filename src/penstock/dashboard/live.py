@@ -22,7 +22,7 @@ _LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the ser
 
 
 @dataclass(slots=True)
-class _Shared:
+class _CachedPage:
     """The values of a page, for every browser that asks before the next sample."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -31,13 +31,13 @@ class _Shared:
     end_s: float = 0.0
 
 
-class Live:
+class LiveData:
     """One sampler for all browsers: however many there are, the server is sampled once."""
 
     def __init__(self, inspector: Inspector, every_s: float) -> None:
         self._inspector, self.sampler = inspector, Sampler(inspector, every_s=every_s)
         self._failures: dict[tuple[str, Hashable], tuple[float, FailureGroups]] = {}  # each with its end
-        self._pages: dict[Hashable, _Shared] = {}
+        self._pages: dict[Hashable, _CachedPage] = {}
         self._finding = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._is_started = self._is_ending = False
@@ -77,7 +77,7 @@ class Live:
 
         Each sample makes every browser ask again, at the same time.
         """
-        shared = self._pages.setdefault(place, _Shared())
+        shared = self._pages.setdefault(place, _CachedPage())
         if len(self._pages) > _MOST_PAGES:
             del self._pages[next(iter(self._pages))]
         async with shared.lock:
@@ -87,13 +87,13 @@ class Live:
                 shared.sample, shared.end_s = newest, time.monotonic() + _OLDEST_PAGE_S
             return shared.values
 
-    async def failures(self, stream: str, matching: DeadLetterFilter, asked: Hashable) -> FailureGroups:
+    async def failures(self, stream: str, matching: DeadLetterFilter, criteria: Hashable) -> FailureGroups:
         """Return dead letters by cause, for all browsers together; they are as old as their cost makes them.
 
-        `asked` says what the filter was made of: the times of "for the last two hours" differ in each request.
+        `criteria` says what the filter was made of: the times of "for the last two hours" differ in each request.
         """
         async with self._finding:
-            kept, place, began_s = self._failures, (stream, asked), time.monotonic()
+            kept, place, began_s = self._failures, (stream, criteria), time.monotonic()
             if place in kept and began_s < kept[place][0]:
                 return kept[place][1]
             found = await self._inspector.dead_letters.failures(stream, matching, most=_LETTERS_BY_CAUSE)

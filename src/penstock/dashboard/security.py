@@ -63,7 +63,7 @@ class Access:
             )
         return cls(token, hosts, allow_actions, hashlib.sha256(b"penstock dashboard " + token.encode()).digest())
 
-    def knows_host(self, host_header: str) -> bool:
+    def is_allowed_host(self, host_header: str) -> bool:
         """Return whether a request for this host is meant for us.
 
         A name that an attacker points at this machine is refused. With a token any IP address is accepted: no name
@@ -85,7 +85,7 @@ class Access:
         """The value of the cookie of a browser that gave the token."""
         return self._signed("session")
 
-    def is_let_in(self, connection: HTTPConnection) -> bool:
+    def is_authenticated(self, connection: HTTPConnection) -> bool:
         """Return whether the request comes with the token, as a cookie or as `Authorization: Bearer`."""
         if self.token is None:
             return True
@@ -167,7 +167,7 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if not self._access.knows_host(headers.get("host", "")):
+        if not self._access.is_allowed_host(headers.get("host", "")):
             return _refused(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"The dashboard does not accept requests for the host {headers.get('host', '')[:200]!r}. Start "

@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from penstock import ids
 from penstock.dashboard.audit import Audit
-from penstock.dashboard.live import Live
+from penstock.dashboard.live import LiveData
 from penstock.errors import PenstockError
 from penstock.ops import DeadLetterFilter, Inspector
 from penstock.times import duration_s, moment_ms
@@ -35,7 +35,7 @@ class View:
     """The parameters of one request, and what answers it."""
 
     inspector: Inspector
-    live: Live
+    live: LiveData
     audit: Audit
     given: Given = ()
 

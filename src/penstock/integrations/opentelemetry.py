@@ -61,7 +61,7 @@ class Telemetry:
         self._consumed = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Messages that were handed to a handler."
         )
-        self._took = meter.create_histogram(
+        self._durations = meter.create_histogram(
             "messaging.process.duration", "s", "How long handlers ran.",
             explicit_bucket_boundaries_advisory=_BUCKETS_S,
         )  # fmt: skip
@@ -172,7 +172,7 @@ class Telemetry:
                 raise
             finally:
                 self._consumed.add(len(messages), _destination(destination))
-                self._took.record(time.monotonic() - began_s, outcome)
+                self._durations.record(time.monotonic() - began_s, outcome)
 
 
 def _record(span: Span, failure: BaseException) -> None:

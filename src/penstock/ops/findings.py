@@ -101,8 +101,8 @@ def pinned(info: RetentionInfo) -> list[Finding]:
 def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
     """Leave out `pinned` findings of groups for which an error already says that no consumer works on them."""
     about_groups = {"dead-consumers", "no-consumer", "unknown-kind"}
-    told = {each.where for each in findings if each.severity is Severity.ERROR and each.check in about_groups}
-    return [finding for finding in findings if finding.check != "pinned" or finding.where not in told]
+    reported = {each.where for each in findings if each.severity is Severity.ERROR and each.check in about_groups}
+    return [finding for finding in findings if finding.check != "pinned" or finding.where not in reported]
 
 
 def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:

@@ -101,7 +101,7 @@ def _clock(server: ServerInfo) -> list[Finding]:
     ]
 
 
-def known_holes(server: ServerInfo) -> list[Finding]:
+def known_vulnerabilities(server: ServerInfo) -> list[Finding]:
     """Return holes of the version of a server that scripts can be used for."""
     numbers = [int(part) for part in re.findall(r"\d+", server.version)[:3]]
     if len(numbers) < 3 or tuple(numbers[:2]) >= _FIXED_FROM.get(server.product, (0, 0)):

@@ -107,8 +107,8 @@ class TaskQueues:
 
     async def _last_delivered(self, stream: str, group: str) -> str:
         groups = await self._client.call(stream, "XINFO", "GROUPS", stream) if await self._exists(stream) else []
-        told = [{row[i]: row[i + 1] for i in range(0, len(row), 2)} for row in groups]
-        found = [row[b"last-delivered-id"].decode() for row in told if envelope.text(row[b"name"]) == group]
+        rows = [{row[i]: row[i + 1] for i in range(0, len(row), 2)} for row in groups]
+        found = [row[b"last-delivered-id"].decode() for row in rows if envelope.text(row[b"name"]) == group]
         return found[0] if found else ids.ZERO
 
     async def _exists(self, key: str) -> bool:
@@ -331,13 +331,13 @@ def _result_info(queue: str, result: Result) -> TaskInfo:
 
 def _results(queue: str, row: Row) -> list[TaskInfo]:
     """Return the results of one entry: several may be written together."""
-    found, told = [], dict[str, str]()
+    found, values = [], dict[str, str]()
     for at in range(1, len(row), 3):
         name, value, size = envelope.field_name(row[at]), row[at + 1], int(row[at + 2])
         if name != envelope.DATA:
-            told[name] = envelope.text(value)
+            values[name] = envelope.text(value)
             continue
-        task_id, kind, status = (told.get(each, "") for each in (TASK_ID, KIND, "status"))
+        task_id, kind, status = (values.get(each, "") for each in (TASK_ID, KIND, "status"))
         try:
             found.append(_result_info(queue, decode_result(value)))
         except DecodeError as error:

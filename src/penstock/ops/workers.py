@@ -39,8 +39,10 @@ class Workers:
         return [place for place, count in (await self._counts(match)).items() if count > MOST_CONSUMERS]
 
     async def _counts(self, match: str) -> dict[tuple[str, str], int]:
-        looks = await self._catalogue.look(await self._catalogue.names(match))
-        return {(look.name, group.name): group.consumers for look in looks.values() for group in look.groups}
+        snapshots = await self._catalogue.snapshots(await self._catalogue.names(match))
+        return {
+            (snapshot.name, group.name): group.consumers for snapshot in snapshots.values() for group in snapshot.groups
+        }
 
     async def page(
         self,

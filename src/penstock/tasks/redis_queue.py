@@ -43,7 +43,7 @@ from penstock.type_checks import check_list
 
 logger = logging.getLogger("penstock.tasks")
 _STEP = 500  # results per script call
-_UPKEEP_MS = 15_000
+_CHORES_EVERY_MS = 15_000
 _CONSUMER_TTL_MS = 3_600_000
 _DAY_MS = 86_400_000
 _NAMED = 5  # ids in a log line
@@ -211,7 +211,7 @@ class RedisTaskQueue:
         held = self._in_flight.get(task.id)
         return held if held is not None and held.task is task else None  # else it is lost, and perhaps taken again
 
-    def let_go(self, task_id: str, *, has_run: bool) -> None:
+    def abandon(self, task_id: str, *, has_run: bool) -> None:
         """Stop renewing the lease of a task that cannot be returned to the server.
 
         One that has not run is taken up by the next pop of this object; one that has is an orphan when its lease ends.
@@ -398,7 +398,7 @@ class RedisTaskQueue:
                 freed += await self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
             if freed >= max_batch:
                 break
-        if await is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _UPKEEP_MS):
+        if await is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _CHORES_EVERY_MS):
             await self.trim()
         return freed
 
@@ -425,7 +425,7 @@ class RedisTaskQueue:
         Of the open tasks it looks at some, and gives up those whose entries vanished.
         """
         stores = await self._lanes.all()
-        await self._undeliverable.look_for_vanished(stores)
+        await self._undeliverable.give_up_vanished(stores)
         for store in stores:
             with self._lanes.skipping_lost():
                 await store.group.trim(0)

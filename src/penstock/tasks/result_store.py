@@ -14,7 +14,7 @@ from penstock.tasks.blocking_reads import BlockingReads
 
 _SWEEP_S = 1.0  # a notice is a hint: so often the key itself is looked at
 _MOST_BLOCKED = 32  # connections that block on the server; further callers poll
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _STEP = 500
 
 
@@ -56,7 +56,7 @@ class ResultStore:
             if self._blocked < _MOST_BLOCKED:
                 await self._listen(task_id, min(left_s, _SWEEP_S))
             else:
-                await pause(min(left_s, _LOOK_S))
+                await pause(min(left_s, _POLL_S))
 
     async def _listen(self, task_id: str, timeout_s: float) -> None:
         notice = self._keys.notice(task_id)
@@ -66,7 +66,7 @@ class ResultStore:
             command = ("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}")
             await self._reads.read(command, timeout_s, hands_out=False)
         except PenstockError:
-            await pause(min(timeout_s, _LOOK_S))  # the next read raises if Redis is unavailable
+            await pause(min(timeout_s, _POLL_S))  # the next read raises if Redis is unavailable
         finally:
             self._blocked -= 1
 

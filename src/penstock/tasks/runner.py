@@ -118,7 +118,7 @@ class TaskRunner:
         if running.cause is not None:
             error = running.cause  # also when the handler swallowed its cancellation
             running.resume()
-        self._tally.took(task.kind, time.perf_counter() - started_s)
+        self._tally.record_duration(task.kind, time.perf_counter() - started_s)
         if error is None or isinstance(error, Skip):
             return self._result(task, handler, data, error, started_at)
         return self._failed(task, handler, error)
@@ -154,7 +154,7 @@ class TaskRunner:
             logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,
             "handler for %s %s task %s of queue %s in attempt %d: %s; %s",
             task.kind, _done_to(error), task.id, self._queue_name,
-            task.attempts, text_of(error, repr), _said(verdict),
+            task.attempts, text_of(error, repr), _described(verdict),
             exc_info=None if isinstance(error, WorkerStopped | Snooze) else error,
             extra={
                 "stream": self._queue_name, "group": self._queue_name, "id": task.id, "kind": task.kind,
@@ -170,7 +170,7 @@ def _done_to(error: BaseException) -> str:
     return "was stopped on" if isinstance(error, WorkerStopped) else "failed on"
 
 
-def _said(verdict: Verdict) -> str:
+def _described(verdict: Verdict) -> str:
     if isinstance(verdict, RetryAfter):
         return f"retrying in {verdict.after_ms / 1000:.1f} s"
     return f"dead-lettering it ({verdict.reason.value})"

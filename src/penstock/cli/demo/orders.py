@@ -35,7 +35,7 @@ class Plan:
     poisoned: frozenset[int]  # the handler raises, always
     fatal: int  # the handler says that retrying is pointless
     scrambled: int  # the payload is not JSON
-    victim: int  # number of the worker that is killed
+    killed_worker: int  # number of the worker that is killed
     kill_after: int  # settled orders
     mean_work_ms: float
 
@@ -58,7 +58,7 @@ def make_plan(messages: int, seed: int) -> Plan:
         poisoned=frozenset(poisoned),
         fatal=fatal,
         scrambled=scrambled,
-        victim=chance.randint(1, WORKERS),
+        killed_worker=chance.randint(1, WORKERS),
         kill_after=round(min(messages, _LATEST_KILL) * chance.uniform(0.3, 0.4)),
         mean_work_ms=min(max(mean_work_ms, _SHORTEST_MS), _LONGEST_MS),
     )

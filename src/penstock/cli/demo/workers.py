@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from penstock.cli.supervisor import let_go
+from penstock.cli.supervisor import close_pipe
 from penstock.errors import PenstockError
 
 _STOP_S = 10.0
@@ -52,7 +52,7 @@ class DemoWorkers:
         killed_at_s = time.time()
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-        let_go(worker)
+        close_pipe(worker)
         return killed_at_s
 
     def check(self) -> None:
@@ -65,7 +65,7 @@ class DemoWorkers:
     def stop(self) -> None:
         """End all workers: politely, then not."""
         for worker in self._workers.values():
-            let_go(worker)
+            close_pipe(worker)
         deadline = time.monotonic() + _STOP_S
         try:
             for worker in self._workers.values():

@@ -22,7 +22,7 @@ from penstock.ops.findings import (
 from penstock.ops.rights import Place, RoleName, missing_commands, rights_of
 from penstock.ops.server_findings import (
     keyspace_events,
-    known_holes,
+    known_vulnerabilities,
     lacking,
     not_examined,
     open_server,
@@ -56,7 +56,7 @@ class Doctor:
         streams, _, _ = inspector.streams.overview(count_lags=True)
         consumers = inspector.workers.consumers()
         for server in servers:
-            found += [*server_findings(server), *known_holes(server)]
+            found += [*server_findings(server), *known_vulnerabilities(server)]
             found += [*keyspace_events(server, services), *unread_settings(server, services)]
         found += [*self._rights(streams, services), *self._unread_streams(streams)]
         if inspector.client.is_cluster:
@@ -94,8 +94,8 @@ class Doctor:
         return found
 
     def _user(self, name: str) -> dict[bytes, Any]:
-        told = self._inspector.client.call("", "ACL", "GETUSER", name)
-        return {told[i]: told[i + 1] for i in range(0, len(told or ()), 2)}
+        rules = self._inspector.client.call("", "ACL", "GETUSER", name)
+        return {rules[i]: rules[i + 1] for i in range(0, len(rules or ()), 2)}
 
     def _lacks(self, role: RoleName, rules: str) -> list[str]:
         is_cluster = self._inspector.client.is_cluster

@@ -40,8 +40,10 @@ class Workers:
         return [place for place, count in (self._counts(match)).items() if count > MOST_CONSUMERS]
 
     def _counts(self, match: str) -> dict[tuple[str, str], int]:
-        looks = self._catalogue.look(self._catalogue.names(match))
-        return {(look.name, group.name): group.consumers for look in looks.values() for group in look.groups}
+        snapshots = self._catalogue.snapshots(self._catalogue.names(match))
+        return {
+            (snapshot.name, group.name): group.consumers for snapshot in snapshots.values() for group in snapshot.groups
+        }
 
     def page(
         self,

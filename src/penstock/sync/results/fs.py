@@ -59,7 +59,7 @@ class FSBackend(Backend):
         while chunk := self._threads.run(_take, found):
             yield chunk
 
-    def _judged(self, error: OSError) -> tuple[bool, str]:
+    def _classified(self, error: OSError) -> tuple[bool, str]:
         return passes_by_itself(error), str(error)
 
 

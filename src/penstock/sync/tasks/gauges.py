@@ -50,12 +50,12 @@ def read_gauges(client: StreamClient, queues: Sequence[tuple[str, TaskKeys]]) ->
         ]  # fmt: skip
         questions += [(keys.index, command) for command in commands]
     replies = checked(ask(client, questions))
-    told = [replies[place : place + 6] for place in range(0, len(replies), 6)]
-    lanes = [_lanes(name, keys, each[0]) for (name, keys), each in zip(queues, told, strict=True)]
+    rows = [replies[place : place + 6] for place in range(0, len(replies), 6)]
+    lanes = [_lanes(name, keys, each[0]) for (name, keys), each in zip(queues, rows, strict=True)]
     _count(client, [lane for some in lanes for lane in some])
     return [
         _queue_gauges(name, keys, counts, list(map(int, numbers)), some)
-        for (name, keys), (_, counts, *numbers), some in zip(queues, told, lanes, strict=True)
+        for (name, keys), (_, counts, *numbers), some in zip(queues, rows, lanes, strict=True)
     ]
 
 

@@ -44,7 +44,7 @@ from penstock.type_checks import check_list
 
 logger = logging.getLogger("penstock.sync.tasks")
 _STEP = 500  # results per script call
-_UPKEEP_MS = 15_000
+_CHORES_EVERY_MS = 15_000
 _CONSUMER_TTL_MS = 3_600_000
 _DAY_MS = 86_400_000
 _NAMED = 5  # ids in a log line
@@ -212,7 +212,7 @@ class RedisTaskQueue:
         held = self._in_flight.get(task.id)
         return held if held is not None and held.task is task else None  # else it is lost, and perhaps taken again
 
-    def let_go(self, task_id: str, *, has_run: bool) -> None:
+    def abandon(self, task_id: str, *, has_run: bool) -> None:
         """Stop renewing the lease of a task that cannot be returned to the server.
 
         One that has not run is taken up by the next pop of this object; one that has is an orphan when its lease ends.
@@ -399,7 +399,7 @@ class RedisTaskQueue:
                 freed += self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
             if freed >= max_batch:
                 break
-        if is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _UPKEEP_MS):
+        if is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _CHORES_EVERY_MS):
             self.trim()
         return freed
 
@@ -426,7 +426,7 @@ class RedisTaskQueue:
         Of the open tasks it looks at some, and gives up those whose entries vanished.
         """
         stores = self._lanes.all()
-        self._undeliverable.look_for_vanished(stores)
+        self._undeliverable.give_up_vanished(stores)
         for store in stores:
             with self._lanes.skipping_lost():
                 store.group.trim(0)

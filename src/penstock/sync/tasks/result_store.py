@@ -15,7 +15,7 @@ from penstock.task import Result, decode_result, encode
 
 _SWEEP_S = 1.0  # a notice is a hint: so often the key itself is looked at
 _MOST_BLOCKED = 32  # connections that block on the server; further callers poll
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _STEP = 500
 
 
@@ -57,7 +57,7 @@ class ResultStore:
             if self._blocked < _MOST_BLOCKED:
                 self._listen(task_id, min(left_s, _SWEEP_S))
             else:
-                pause(min(left_s, _LOOK_S))
+                pause(min(left_s, _POLL_S))
 
     def _listen(self, task_id: str, timeout_s: float) -> None:
         notice = self._keys.notice(task_id)
@@ -67,7 +67,7 @@ class ResultStore:
             command = ("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}")
             self._reads.read(command, timeout_s, hands_out=False)
         except PenstockError:
-            pause(min(timeout_s, _LOOK_S))  # the next read raises if Redis is unavailable
+            pause(min(timeout_s, _POLL_S))  # the next read raises if Redis is unavailable
         finally:
             self._blocked -= 1
 

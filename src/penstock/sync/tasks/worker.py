@@ -206,7 +206,7 @@ class Worker:
             self._emit(EventName.HANDED_BACK, count=count)
         except BaseException as error:  # also a cancellation: the final hand_back() returns them
             for task in tasks:
-                self._committer.let_go(task, has_run=False)
+                self._committer.abandon(task, has_run=False)
             if not isinstance(error, PenstockError):
                 raise
             logger.warning("%d task(s) that have not begun could not be returned yet: %s", len(tasks), error)
@@ -254,7 +254,7 @@ class Worker:
             self._has_tasks.set()
         except Cancelled:
             for task in found:  # no handler gets them: the final hand_back() returns them
-                self._committer.let_go(task, has_run=False)
+                self._committer.abandon(task, has_run=False)
             raise
 
     def _admitted(self, tasks: list[Task]) -> list[Task]:
@@ -265,7 +265,7 @@ class Worker:
             if answer:
                 admitted.append(task)
             elif answer is None:  # no reply from Redis
-                self._committer.let_go(task, has_run=False)
+                self._committer.abandon(task, has_run=False)
         return admitted
 
     def _give_back_permit(self, task: Task) -> None:
@@ -316,7 +316,7 @@ class Worker:
             answer = self._persist(self._queue.begin, task)
         finally:
             if answer is None:  # no reply from Redis, or the worker was cancelled
-                self._committer.let_go(task, has_run=False)
+                self._committer.abandon(task, has_run=False)
         return bool(answer)
 
     def _persist_settling(self, task: Task, outcome: Any) -> None:
@@ -326,7 +326,7 @@ class Worker:
             logger.warning(
                 "task %s could not be settled; another worker gets it when its lease expires: %s", task.id, error
             )
-            self._committer.let_go(task, has_run=True)
+            self._committer.abandon(task, has_run=True)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception as error:

@@ -6,7 +6,7 @@
 -- Returns: {'own', token, deliveries, fields or nil} | {'held', consumer} | {'queued', entry id that comes first} |
 --          {'exhausted', deliveries} | {'gone'}
 -- Called twice: the lock holds this consumer already; it gets a newer token.
--- The lock is looked at first, so that the pending entry of a live owner stays where it is. XCLAIM sets the idle time to
+-- The lock is examined first, so that the pending entry of a live owner stays where it is. XCLAIM sets the idle time to
 -- 0 before the lock begins: when the lock has run out, the entry has been idle for as long as a Go peer demands.
 -- include: balancer/peers.lua
 local stream, owners, group, me, id, name = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
