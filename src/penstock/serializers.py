@@ -80,7 +80,7 @@ class Serializer(Protocol):
         """Return the payload of the bytes, or raise DecodeError."""
 
 
-class _Bounded:
+class _LimitedSerializer:
     """What JSON and msgpack share: msgspec encodes and decodes, and size and depth are limited in both directions."""
 
     _form = ""
@@ -168,7 +168,7 @@ class _Bounded:
         )
 
 
-class JsonSerializer(_Bounded):
+class JsonSerializer(_LimitedSerializer):
     """JSON in UTF-8, at msgspec's speed and with the semantics of Python's `json`.
 
     Besides what `json` supports, it writes datetimes, UUIDs, Decimals, enums and bytes (base64) as strings,
@@ -238,7 +238,7 @@ class JsonSerializer(_Bounded):
         return True
 
 
-class MsgpackSerializer(_Bounded):
+class MsgpackSerializer(_LimitedSerializer):
     """MessagePack, byte-compatible with the `msgpack` package (`use_bin_type=True`, `raw=False`).
 
     Raises: EncodeError for values that msgpack cannot represent, with their path in the payload; PayloadTooLarge beyond
@@ -297,7 +297,7 @@ class PickleSerializer:
             raise _bad_payload("pickle", cut(summary_of(error)), raw) from error
 
 
-def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
+def fast_decoder(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
     """Return a faster decode() and the largest size it may be used for; if it fails, decode() decides."""
     if type(serializer) is JsonSerializer or type(serializer) is MsgpackSerializer:  # a subclass may do more
         return serializer._loads, serializer._harmless_bytes  # noqa: SLF001

@@ -13,7 +13,7 @@ from penstock.model import Lag
 from penstock.ops import findings
 from penstock.ops import server_findings as of_servers
 from penstock.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     BalancedStream,
     Consumer,
     ConsumerState,
@@ -218,9 +218,9 @@ def test_what_pins_a_stream_is_left_out_where_a_graver_finding_is_about_the_same
         return Finding(check, severity, "stream orders, group shipping", "")
 
     pinning, grave = finding("pinned", Severity.WARNING), finding("no-consumer", Severity.ERROR)
-    assert findings.without_echoes([pinning, grave]) == [grave]
+    assert findings.without_repeats([pinning, grave]) == [grave]
     for other in (replace(grave, severity=Severity.INFO), replace(grave, where="stream orders, group billing")):
-        assert findings.without_echoes([pinning, other]) == [pinning, other]
+        assert findings.without_repeats([pinning, other]) == [pinning, other]
 
 
 def test_messages_that_nobody_reads_are_found() -> None:
@@ -234,7 +234,7 @@ def test_messages_that_nobody_reads_are_found() -> None:
 
 
 def test_nobody_knows_whether_one_of_too_many_consumers_is_alive() -> None:
-    crowded = stream("orders", StreamKind.STREAM, replace(group(), consumers=MOST_CONSUMERS + 1))
+    crowded = stream("orders", StreamKind.STREAM, replace(group(), consumers=MAX_CONSUMERS + 1))
     assert findings.without_live_consumers([crowded], []) == []
     assert checks(findings.consumer_findings([crowded], [])) == [("dead-consumers", Severity.WARNING)]
 

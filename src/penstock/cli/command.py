@@ -170,7 +170,7 @@ def command(
     return decorate
 
 
-_EVERYWHERE = (
+_COMMON_OPTIONS = (
     Parameter("verbose", Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
     Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
 )
@@ -186,7 +186,7 @@ def _with_common_options(function: Callable[..., None], logs: int) -> Callable[.
     taken = {name: inspect.signature(make, eval_str=True).parameters for name, make in made.items()}
     own = [each for name, each in signature.parameters.items() if name not in made]
     options = [each.replace(kind=Parameter.KEYWORD_ONLY) for some in reversed(taken.values()) for each in some.values()]
-    parameters = sorted([*own, *options, *_EVERYWHERE], key=lambda each: each.kind)
+    parameters = sorted([*own, *options, *_COMMON_OPTIONS], key=lambda each: each.kind)
 
     @wraps(function)
     def run(**given: Any) -> None:

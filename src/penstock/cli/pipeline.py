@@ -20,7 +20,7 @@ from penstock.cli.command import command, group
 from penstock.cli.java_output import silent_end
 from penstock.cli.options import LOOPBACK, AsJson, DryRun, Limit, Once, Yes, confirm
 from penstock.cli.shown import print_rows, say
-from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server, started
+from penstock.cli.spark_session import Master, check_master, detect_dead_server, is_remote, leave, started
 from penstock.cli.stopping import Stopping, stopping
 from penstock.errors import ConfigurationError, PenstockError, summary_of
 from penstock.shown import plain, shown, to_json
@@ -338,7 +338,7 @@ def _session(
     except (PySparkException, Py4JError) as error:
         raise PenstockError(f"cannot start Spark: {one_line(getattr(error, 'java_exception', error))}") from None
     if is_connect(spark):
-        notice_a_dead_server(spark)
+        detect_dead_server(spark)
     elif _LEVEL not in settings:
         _silence_loggers(spark)
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _OF_PENSTOCK = re.compile(r"penstock(?:\.\w+)*\.(\w+): (.+)")
-_SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC"}
+_COMMON_CONF = {"spark.sql.session.timeZone": "UTC"}
 # What ends a command is told in a line of ours, where Java would say it in hundreds.
 _QUIET = {
     "spark.log.level": "FATAL",
@@ -72,7 +72,7 @@ def check_master(master: str | None, *, needs_classic: bool = False) -> None:
         raise ConfigurationError(f"--master {master}: cannot reach a Spark Connect server ({error})") from None
 
 
-def notice_a_dead_server(spark: SparkSession) -> None:
+def detect_dead_server(spark: SparkSession) -> None:
     """Let a client of Spark Connect give up after half a minute without its server, and tell it in a line of ours."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
@@ -100,11 +100,11 @@ def quiet_session(
     from penstock.spark.runtime.master import is_local
     from penstock.spark.sessions import session
 
-    given = _SAME_EVERYWHERE | dict(conf or {})
+    given = _COMMON_CONF | dict(conf or {})
     with started(master):
         if is_remote(master):
             spark = session(name, master, conf=given)
-            notice_a_dead_server(spark)
+            detect_dead_server(spark)
             return spark
         is_this_machine = master is None or is_local(master)
         return session(name, master, short=is_this_machine and not is_long, conf=_QUIET | given)

@@ -20,11 +20,11 @@ from penstock.policy import doubling
 from penstock.shutdown import SignalWatch
 
 SUPERVISED = "PENSTOCK_SUPERVISED"  # the number of a worker, which ends with its supervisor
-ENOUGH = 75  # the exit code of a supervised worker whose time is up: start another one
+RESTART = 75  # the exit code of a supervised worker whose time is up: start another one
 _STDIN = 0
 _POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_STEADY_S = 30.0  # uptime after which the next pause is short again
+_STABLE_S = 30.0  # uptime after which the next pause is short again
 _PATIENCE_S = 15.0  # beyond the grace that handlers have
 
 
@@ -61,12 +61,12 @@ class Child:
         self._close()
         if code == 0:
             self.is_done = True  # it had nothing left to do, or was asked to end
-        elif code == ENOUGH:
+        elif code == RESTART:
             self.start_at_s = now
         elif self._is_burst and code > 0:
             self.is_done = self.has_failed = True  # it has printed why; the supervisor fails as well
         else:
-            self._failures = 1 if now - self._started_s > _STEADY_S else self._failures + 1
+            self._failures = 1 if now - self._started_s > _STABLE_S else self._failures + 1
             pause_s = doubling(_FIRST_PAUSE_S, self._failures, _LONGEST_PAUSE_S)
             self.start_at_s = now + pause_s
             warn(f"worker {self._number} ended with {describe(code)}; restarting in {pause_s:g} s")

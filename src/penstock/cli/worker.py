@@ -78,7 +78,7 @@ def worker(
     report = asyncio.run(_work(table, loaded, place, options, is_supervised=number is not None))
     print_status(_summary(report))
     if report.reason == "uptime" and number is not None:
-        raise typer.Exit(supervisor.ENOUGH)
+        raise typer.Exit(supervisor.RESTART)
 
 
 async def _work(

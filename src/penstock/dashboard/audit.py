@@ -11,7 +11,7 @@ from penstock.keys import AUDIT_STREAM
 from penstock.ops import Entry, Inspector, Page
 from penstock.streams.producer import StreamProducer
 
-_MOST_ENTRIES = 100_000
+_MAX_ENTRIES = 100_000
 _NOT_RECORDED = frozenset({"back", "csrf", "value"})  # `value` is an edited payload, which may be secret and long
 _MAX_RECORDED = 200  # characters of an argument
 
@@ -39,7 +39,7 @@ class Audit:
 
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
-        self._producer = StreamProducer(inspector.client, AUDIT_STREAM, max_len=_MOST_ENTRIES, on_full="drop_oldest")
+        self._producer = StreamProducer(inspector.client, AUDIT_STREAM, max_len=_MAX_ENTRIES, on_full="drop_oldest")
 
     async def write(self, event: str, action: str, who: str, given: list[tuple[str, str]], text: str = "") -> str:
         """Add an entry; return its id."""

@@ -15,8 +15,8 @@ _QUIET_S = 1.0  # after which a feed sends a comment and checks whether it shoul
 _SHARE = (
     50  # seconds for which causes are shown for each second that finding them took: at most 2% of the server's time
 )
-_MOST_FILTERS = 50  # whose causes are kept
-_MOST_PAGES = 50  # whose values are kept
+_MAX_FILTERS = 50  # whose causes are kept
+_MAX_PAGES = 50  # whose values are kept
 _OLDEST_PAGE_S = 2.0  # where samples are rarer than this
 _LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the server busy for too long
 
@@ -78,7 +78,7 @@ class LiveData:
         Each sample makes every browser ask again, at the same time.
         """
         shared = self._pages.setdefault(place, _CachedPage())
-        if len(self._pages) > _MOST_PAGES:
+        if len(self._pages) > _MAX_PAGES:
             del self._pages[next(iter(self._pages))]
         async with shared.lock:
             newest = self.sampler.samples[-1].number if self.sampler.samples else 0
@@ -100,7 +100,7 @@ class LiveData:
             kept.pop(place, None)
             ended_s = time.monotonic()
             kept[place] = (ended_s + _SHARE * (ended_s - began_s), found)
-            if len(kept) > _MOST_FILTERS:
+            if len(kept) > _MAX_FILTERS:
                 del kept[next(iter(kept))]
             return found
 

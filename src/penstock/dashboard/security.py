@@ -25,7 +25,7 @@ from penstock.errors import ConfigurationError
 SESSION_COOKIE = "penstock_session"
 CSRF_COOKIE = "penstock_csrf"
 CSRF_FIELD = "csrf"
-_SHORTEST_TOKEN = 16
+_MIN_TOKEN = 16
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 _HEADERS = {
     # No inline script or style anywhere: text of a message that were taken for markup could still do nothing.
@@ -57,10 +57,8 @@ class Access:
         hosts = frozenset(host.lower().rstrip(".") for host in allowed_hosts)
         if token is None:
             return cls(None, hosts, allow_actions)
-        if len(token) < _SHORTEST_TOKEN:
-            raise ConfigurationError(
-                f"token must have at least {_SHORTEST_TOKEN} characters, so that it cannot be guessed"
-            )
+        if len(token) < _MIN_TOKEN:
+            raise ConfigurationError(f"token must have at least {_MIN_TOKEN} characters, so that it cannot be guessed")
         return cls(token, hosts, allow_actions, hashlib.sha256(b"penstock dashboard " + token.encode()).digest())
 
     def is_allowed_host(self, host_header: str) -> bool:

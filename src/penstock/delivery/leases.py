@@ -26,7 +26,7 @@ from penstock.redis.translate import checked
 
 logger = logging.getLogger("penstock.delivery")
 Renewal: TypeAlias = Generator[list[Call], list[Reply], None]
-_LEAST_PATIENCE_S = 1.0  # less would time out on servers that are only slow
+_MIN_PATIENCE_S = 1.0  # less would time out on servers that are only slow
 _CHUNK = 500  # leases per script call
 _CALLS = 8  # per round trip: the renewal of many leases delays no other for longer than these take
 _STOP_S = 1.0
@@ -121,7 +121,7 @@ class StreamLeases(Renewable):
         in_flight: Callable[[], Mapping[StreamKeys, Sequence[str]]], on_lost: Callable[[StreamKeys, list[str]], None],
     ) -> None:  # fmt: skip
         # Time out after an interval, at most a third of the lease, which leaves time for another try.
-        super().__init__(settings, key, interval_s, max(_LEAST_PATIENCE_S, interval_s), f"leases of {consumer}")
+        super().__init__(settings, key, interval_s, max(_MIN_PATIENCE_S, interval_s), f"leases of {consumer}")
         self._group, self._consumer, self._lease_ms = group, consumer, lease_ms
         self._in_flight, self._on_lost = in_flight, on_lost
         self.name_ttl_ms = 3 * lease_ms

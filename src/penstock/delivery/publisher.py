@@ -28,8 +28,8 @@ from penstock.redis.aio import Connection, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.master_watch import MasterReplaced
 from penstock.redis.packing import Command
-from penstock.redis.retry import PASSING, RetryBudget, pause_s
-from penstock.redis.scripts import MOST_BYTES, script, steps
+from penstock.redis.retry import RETRYABLE, RetryBudget, pause_s
+from penstock.redis.scripts import MAX_BYTES, script, steps
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.aio import Combiner, Promise, connection_scope, new_promise, pause
@@ -102,7 +102,7 @@ class Publisher:
         self._connection: Connection | None = None
         self._scope: object = None
         self._was_connected = False
-        self._chance = random.Random()
+        self._rng = random.Random()
         self._combiner: Combiner[Item] = Combiner(self._send, settings.linger_s, settings.max_buffered)
         self.is_full = self._combiner.is_full  # asked before every post
         self.wait_for_room = self._combiner.wait_for_room
@@ -136,7 +136,7 @@ class Publisher:
         connection, messages = self._open_connection(), _messages(items)
         if connection is None or len(messages) > self._settings.max_batch:
             return False
-        if len(messages) > 1 and sum([len(message.raw) for message in messages]) > MOST_BYTES:
+        if len(messages) > 1 and sum([len(message.raw) for message in messages]) > MAX_BYTES:
             return False
         command = self._compose(messages)
 
@@ -215,7 +215,7 @@ class Publisher:
                 if self._settings.retry.is_given_up():
                     break
                 waits += 1
-                await pause(pause_s(waits, self._chance, longest_s=0.25))
+                await pause(pause_s(waits, self._rng, longest_s=0.25))
                 refused = [i for i, answer in enumerate(answers) if isinstance(answer, StreamFull)]
                 again = await self._publish_once([messages[i] for i in refused])
                 for i, answer in zip(refused, again, strict=True):
@@ -247,7 +247,7 @@ class Publisher:
             except ScriptMissing:
                 command = ("EVAL", self._script.source, *command[2:])
                 continue
-            except PASSING as error:
+            except RETRYABLE as error:
                 is_absent = isinstance(error, ConnectionFailed) and not isinstance(error, MasterReplaced)
                 if is_absent and not (self._was_connected or retry.waits_for_server):
                     raise

@@ -24,7 +24,7 @@ _IDLE_POLL_S = 0.05
 
 
 _PAGE = PageLimits(50, MAX_IDS, 4 << 20)  # at most as many as a read can acknowledge
-_MOST_BYTES = 16 << 20  # of the messages that wait in this process
+_MAX_BYTES = 16 << 20  # of the messages that wait in this process
 
 
 class PrefetchWindow:
@@ -74,7 +74,7 @@ class MessageReader:
 
     async def read(self, count: int) -> int:
         """Read new messages once, together with acknowledgements; return how many arrived."""
-        await self._ready()
+        await self._prepare()
         in_flight, found, is_answered = self._in_flight, 0, False
         acks = self._acks.take(for_read=True, is_calm=in_flight.is_exact and not self.claiming.locked())
         commands: list[Command] = [self._commands.ack_command(*acks)] if acks else []
@@ -115,7 +115,7 @@ class MessageReader:
         if not rows:
             return 0
         found, size = len(rows), self._blocking.reply_bytes
-        self._page, self._most_waiting = _PAGE.after(found, size), found * _MOST_BYTES // max(1, size)
+        self._page, self._most_waiting = _PAGE.after(found, size), found * _MAX_BYTES // max(1, size)
         if is_late(self._blocking.sent_s, self._late_s):
             self._must_sweep = True  # the sweep takes those that are still ours
             self._read_less()
@@ -154,7 +154,7 @@ class MessageReader:
         elif found < count:
             await next_tick()  # few messages: let the worker run before the next read
 
-    async def _ready(self) -> None:
+    async def _prepare(self) -> None:
         if not self._blocking.is_open:
             was_connected = self._blocking.connection is not None
             if was_connected and self._ask_host is None:

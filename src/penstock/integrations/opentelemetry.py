@@ -28,7 +28,7 @@ except ImportError as error:  # pragma: no cover
     raise ConfigurationError("telemetry needs opentelemetry-api: pip install 'penstock[otel]'") from error
 
 _SYSTEM = "redis"
-_MOST_OPEN = 10_000  # spans of messages that are in hand; beyond them the oldest are ended
+_MAX_OPEN = 10_000  # spans of messages that are in hand; beyond them the oldest are ended
 _ENDS = {
     EventName.COMPLETED, EventName.RETRIED, EventName.DISCARDED, EventName.DEAD_LETTERED, EventName.STALE,
     EventName.HANDED_BACK,
@@ -92,7 +92,7 @@ class Telemetry:
             )
             with self._lock:
                 self._open[event.stream, message_id] = span
-                oldest = self._open.popitem(last=False)[1] if len(self._open) > _MOST_OPEN else None
+                oldest = self._open.popitem(last=False)[1] if len(self._open) > _MAX_OPEN else None
             if oldest is not None:
                 oldest.end()
 

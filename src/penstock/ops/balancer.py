@@ -24,7 +24,7 @@ from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES
 from penstock.shown import command_line
 
-_PAGE, _MOST_STEPS = 500, 20  # entries of one step, and steps of one page
+_PAGE, _MAX_STEPS = 500, 20  # entries of one step, and steps of one page
 _RELEASED = "released"  # the consumer under whose name a stream waits that was taken from its owner
 _LONG_IDLE_MS = 86_400_000  # longer than any consumer waits before it claims an entry
 _TRIES = 10
@@ -90,7 +90,7 @@ class Services:
         keys, count = BalancerKeys.of(service), min(_PAGE, limit)
         await self._snapshot(keys)
         start, found = after(cursor) if cursor else "-", list[BalancedStream]()
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", count)
             for stream in await self._owned(keys, rows):
                 if owner in {None, stream.owner} and is_waiting in {None, not stream.owner}:

@@ -20,7 +20,7 @@ from penstock.redis.client import StreamClient
 from penstock.redis.reading import ask, run_many, stream_keys
 from penstock.shown import command_line
 
-MOST_GROUPS = 64  # of one stream that are looked at
+MAX_GROUPS = 64  # of one stream that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Catalogue:
             ) from None
 
     async def snapshots(
-        self, names: Sequence[str], most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0
+        self, names: Sequence[str], most_groups: int = MAX_GROUPS, only_group: str = "", first_group: int = 0
     ) -> dict[str, StreamSnapshot]:
         """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
         keys = [self.keys(name).stream for name in names]
@@ -123,7 +123,7 @@ class Catalogue:
         return await self._read(names, names)
 
     async def _read(self, names: Sequence[str], keys: Sequence[str], *args: int | str) -> dict[str, StreamSnapshot]:
-        calls = [([key], args or (MOST_GROUPS, "", 0)) for key in keys]
+        calls = [([key], args or (MAX_GROUPS, "", 0)) for key in keys]
         replies = await run_many(self._client, "ops/snapshot", calls)
         return {
             name: _snapshot(name, reply)

@@ -15,8 +15,8 @@ from penstock.ops.findings import (
     pinned,
     short_locks,
     unbounded_dead_letters,
-    without_echoes,
     without_live_consumers,
+    without_repeats,
 )
 from penstock.ops.model import Finding, ServiceInfo, Severity, StreamInfo
 from penstock.ops.rights import Place, RoleName, missing_commands, rights_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.ops.inspector import Inspector
 
 _ORDER = [Severity.ERROR, Severity.WARNING, Severity.INFO, Severity.OK]
-_MOST_LOCKS = 500
+_MAX_LOCKS = 500
 _ROLES_OF_PEOPLE = (RoleName.READONLY, RoleName.OPERATOR)
 
 
@@ -71,7 +71,7 @@ class Doctor:
         found += [*many_groups(streams), *foreign_ids(streams, now_ms), *without_live_consumers(streams, consumers)]
         found += unbounded_dead_letters(await inspector.dead_letters.streams(), now_ms)
         return sorted(
-            without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
+            without_repeats(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
         )
 
     async def _rights(self, streams: Sequence[StreamInfo], services: Sequence[ServiceInfo]) -> list[Finding]:
@@ -122,6 +122,6 @@ class Doctor:
             right = "CONFIG GET" if client.is_cluster else "SENTINEL MASTER at a Sentinel that is reachable"
             return [not_examined("services", what, right)]
         for service in services:
-            page = await self._inspector.services.streams(service.name, is_waiting=False, limit=_MOST_LOCKS)
+            page = await self._inspector.services.streams(service.name, is_waiting=False, limit=_MAX_LOCKS)
             found += short_locks(service.name, page.items, timeout_ms)
         return found

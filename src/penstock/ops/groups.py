@@ -11,10 +11,10 @@ from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import MOST_GROUPS, Catalogue, StreamSnapshot, missing_stream
+from penstock.ops.catalogue import MAX_GROUPS, Catalogue, StreamSnapshot, missing_stream
 from penstock.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     Consumer,
     ConsumerState,
     GroupInfo,
@@ -43,10 +43,10 @@ class Groups:
         """Return the first 64 groups of a stream; a lag that takes long to count is a bound."""
         return (await self.page(stream)).items
 
-    async def page(self, stream: str, *, limit: int = MOST_GROUPS, cursor: str = "") -> Page[GroupInfo]:
+    async def page(self, stream: str, *, limit: int = MAX_GROUPS, cursor: str = "") -> Page[GroupInfo]:
         """Return groups of a stream, up to 64 at once; a lag that takes long to count is a bound."""
         check_number("limit", limit)
-        first, limit = envelope.number(cursor) or 0, min(limit, MOST_GROUPS)
+        first, limit = envelope.number(cursor) or 0, min(limit, MAX_GROUPS)
         found = await self._streams.describe([stream], (), most_groups=limit, first_group=first)
         if not found:
             await self._streams.info(stream, memory=False)  # raises NotFound, or PermissionDenied
@@ -138,7 +138,7 @@ class Groups:
             self._catalogue.keys(stream).stream,
             await self._catalogue.snapshots([stream], only_group=group),
         )
-        if any(each.consumers > MOST_CONSUMERS for snapshot in snapshots.values() for each in snapshot.groups):
+        if any(each.consumers > MAX_CONSUMERS for snapshot in snapshots.values() for each in snapshot.groups):
             return Page(())
         async with self._catalogue.group_must_exist(stream, group):
             rows = await self._client.call(key, "XINFO", "CONSUMERS", key, group)
@@ -190,9 +190,9 @@ class Groups:
         return found.pending
 
     async def _alive(self, group: GroupInfo) -> int:
-        if group.consumers > MOST_CONSUMERS:
+        if group.consumers > MAX_CONSUMERS:
             return group.consumers  # too many to list
-        found = await self.consumers(group.stream, group.name, limit=MOST_CONSUMERS)
+        found = await self.consumers(group.stream, group.name, limit=MAX_CONSUMERS)
         return sum(each.state is not ConsumerState.DEAD for each in found.items)
 
 

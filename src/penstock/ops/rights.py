@@ -20,7 +20,7 @@ _CONTAINERS = ("XGROUP", "XINFO", "MEMORY")
 _SCRIPTS = ("EVALSHA", "EVAL", "SCRIPT LOAD")
 _CONNECTING = ("PING", "SELECT", "CLIENT ID", "CLIENT SETNAME", "CLIENT SETINFO")
 _AVAILABLE_WITH = {"CLIENT SETINFO": "WAITAOF"}  # servers list the commands that they know, but not always subcommands
-_IN_A_CLUSTER = ("CLUSTER SLOTS", "CLUSTER NODES", "ASKING")
+_CLUSTER_COMMANDS = ("CLUSTER SLOTS", "CLUSTER NODES", "ASKING")
 _READING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
     "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCORE", "SMEMBERS",
@@ -91,7 +91,7 @@ class Rights:
 
 def rights_of(role: RoleName, place: Place) -> Rights:
     """Return the least that a role needs; raise ConfigurationError if it is not said where."""
-    commands = {*_CONNECTING, *_SCRIPTS, *_COMMANDS[role], *(_IN_A_CLUSTER if place.is_cluster else ())}
+    commands = {*_CONNECTING, *_SCRIPTS, *_COMMANDS[role], *(_CLUSTER_COMMANDS if place.is_cluster else ())}
     for name in names():
         if _uses(role, name):
             commands |= commands_of(name)

@@ -20,7 +20,7 @@ from penstock.runtime.user_functions import call_back
 
 logger = logging.getLogger("penstock.queue")
 _LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it
-_CHANCE = random.Random()
+_RNG = random.Random()
 
 
 class Processing:
@@ -190,7 +190,7 @@ class Processing:
         if log is not None:
             await delivery.note_failure(error, log, kept)
         limits = AttemptLimits(None, 1 if has_one_chance else self._gateway.max_delivery_count)
-        verdict = after_failure(error, delivery.deliveries, delivery.attempts, limits, self._options.backoff, _CHANCE)
+        verdict = after_failure(error, delivery.deliveries, delivery.attempts, limits, self._options.backoff, _RNG)
         if isinstance(verdict, RetryAfter) and not has_one_chance:
             await self._retry(delivery, verdict.after_ms / 1000, counts=verdict.counts)
         else:

@@ -32,7 +32,7 @@ from penstock.queue.model import GROUP, decode_payload
 from penstock.queue.queue_delivery import QueueDelivery, QueueLeases
 from penstock.redis.blocking_read import is_late, late_after_s, longest_wait_s
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import PASSING, RetryBudget, RetryState
+from penstock.redis.retry import RETRYABLE, RetryBudget, RetryState
 from penstock.serializers import PayloadLimits
 
 logger = logging.getLogger("penstock.queue")
@@ -42,7 +42,7 @@ _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep checks per call
 _QUICK_S = 0.001  # between the end of one message and the request for the next
 _QUICK_TURNS = 32  # in a row, after which the next message is read together with finishing the previous one
-_SHORTEST_LEASE_S = 1.0  # for taking ahead: the lease must not expire while the message waits for its caller
+_MIN_LEASE_S = 1.0  # for taking ahead: the lease must not expire while the message waits for its caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class QueueConsumer:
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
-        self._take_ahead_after: float = _QUICK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
+        self._take_ahead_after: float = _QUICK_TURNS if lease_s >= _MIN_LEASE_S else math.inf
         self._ended_s, self._quick_turns = 0.0, 0
         self.dead_letter_writer = DeadLetterMover(client, self.keys.stream, GROUP, dead_letters, logger, emit)
         self.leases = QueueLeases(client.settings, self.keys, settings.lease_s or 1.0)
@@ -118,7 +118,7 @@ class QueueConsumer:
                     return delivery
                 except GroupLost:
                     await self._restore_group(slot)
-                except PASSING as error:
+                except RETRYABLE as error:
                     if is_stopped():
                         raise
                     trial = trial or self.settings.retry.start(started_s)
@@ -254,7 +254,7 @@ class QueueConsumer:
         # error only once per lease, and other messages do not wait for it.
         try:
             await delivery.write_dead_letter(reason, error, has_run=has_run)
-        except (*PASSING, GroupLost):
+        except (*RETRYABLE, GroupLost):
             raise
         except NOT_OF_ONE_MESSAGE:
             delivery.slot.give_up()
@@ -281,7 +281,7 @@ class QueueConsumer:
             is_done = await self.persist(step)
         except GroupLost:
             is_done = False  # the pending list went with the group
-        except PASSING as error:
+        except RETRYABLE as error:
             # Keep its slot and its lease: no other consumer may run the message again.
             delivery.is_unsettled = True
             self._unsettled.append((delivery, step))
@@ -299,7 +299,7 @@ class QueueConsumer:
         while True:
             try:
                 return await step()
-            except PASSING as error:
+            except RETRYABLE as error:
                 wait_s = trial.pause_after(error)
                 if wait_s is None or time.monotonic() + wait_s >= until_s:
                     raise

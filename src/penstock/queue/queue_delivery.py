@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.queue.queue_consumer import QueueConsumer
 
 logger = logging.getLogger("penstock.queue")
-_LEAST_PATIENCE_S = 0.05
+_MIN_PATIENCE_S = 0.05
 
 
 class QueueDelivery(msgspec.Struct, eq=False):
@@ -237,7 +237,7 @@ class QueueLeases(Renewable):
 
     def __init__(self, settings: ConnectionSettings, keys: StreamKeys, lease_s: float) -> None:
         # Commands time out after a third of the lease, which leaves time for another try.
-        patience_s = max(_LEAST_PATIENCE_S, lease_s / 3)
+        patience_s = max(_MIN_PATIENCE_S, lease_s / 3)
         super().__init__(settings, keys.stream, lease_s, patience_s, f"leases of {keys.stream}", logger)
         self._keys, self._lease_s = keys, lease_s
         self._leases: set[Lease] = set()
@@ -273,7 +273,7 @@ class QueueLeases(Renewable):
     def timeout_s(self) -> float:
         """How long replies may take: not beyond the end of a lease."""
         left_s = min((lease.delivery.expires_at for lease in self._tried), default=float("inf")) - time.monotonic()
-        return max(_LEAST_PATIENCE_S, min(self._patience_s, left_s))
+        return max(_MIN_PATIENCE_S, min(self._patience_s, left_s))
 
     def renew(self) -> Renewal:
         """Renew what is due."""

@@ -26,7 +26,7 @@ from penstock.redis.translate import Redirected, ScriptMissing
 _INCLUDE = re.compile(r"^-- include: (\w+/\w+)\.lua\n", re.MULTILINE)
 _FOLDER = files(__package__) / "lua"
 _PART_MARKER = "-- Included by "
-MOST_BYTES = 2 << 20  # that one call writes: a megabyte blocks the server for 1 to 2 ms
+MAX_BYTES = 2 << 20  # that one call writes: a megabyte blocks the server for 1 to 2 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ def names() -> tuple[str, ...]:
 
 
 def steps(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Split items into calls of at most `most` items and MOST_BYTES; a single item may be larger."""
+    """Split items into calls of at most `most` items and MAX_BYTES; a single item may be larger."""
     start = size = 0
     for end, more in enumerate(sizes):
-        if end > start and (end - start == most or size + more > MOST_BYTES):
+        if end > start and (end - start == most or size + more > MAX_BYTES):
             yield slice(start, end)
             start, size = end, 0
         size += more
@@ -113,23 +113,23 @@ class ScriptRunner:
             self._connections = {host: one for host, one in self._connections.items() if one.is_open}
             self._locator.refresh()
         by_host: dict[Host, list[int]] = {}
-        for place, call in enumerate(calls):
-            by_host.setdefault(self._locator.locate(call.key), []).append(place)
+        for index, call in enumerate(calls):
+            by_host.setdefault(self._locator.locate(call.key), []).append(index)
         replies: list[Reply] = [None] * len(calls)
-        for host, places in by_host.items():
-            answers = self._send(host, [calls[place] for place in places], timeout_s)
-            for place, answer in zip(places, answers, strict=True):
-                replies[place] = self._followed(host, calls[place], answer, timeout_s)
+        for host, indexes in by_host.items():
+            answers = self._send(host, [calls[index] for index in indexes], timeout_s)
+            for index, answer in zip(indexes, answers, strict=True):
+                replies[index] = self._followed(host, calls[index], answer, timeout_s)
         return replies
 
     def _send(self, host: Host, calls: Sequence[Call], timeout_s: float | None) -> list[Reply]:
         connection = self._open(host)
         replies = connection.pipeline([call.command() for call in calls], timeout_s)
-        missing = [place for place, reply in enumerate(replies) if isinstance(reply, ScriptMissing)]
+        missing = [index for index, reply in enumerate(replies) if isinstance(reply, ScriptMissing)]
         if missing:
-            answers = connection.pipeline([calls[place].command(by_hash=False) for place in missing], timeout_s)
-            for place, answer in zip(missing, answers, strict=True):
-                replies[place] = answer
+            answers = connection.pipeline([calls[index].command(by_hash=False) for index in missing], timeout_s)
+            for index, answer in zip(missing, answers, strict=True):
+                replies[index] = answer
         return replies
 
     def _followed(self, host: Host, call: Call, reply: Reply, timeout_s: float | None) -> Reply:

@@ -6,7 +6,7 @@ import os
 from time import perf_counter
 
 _SPIN_S = 120e-6  # measured in time: where system calls are slow, a hundred polls take milliseconds
-_MOST_SKIPPED = 64  # requests after polls in vain
+_MAX_SKIPPED = 64  # requests after polls in vain
 
 
 def processors() -> int:
@@ -50,4 +50,4 @@ class SpinReads:
         if is_found:
             self._misses = 0
         else:  # one in vain may be chance
-            self._skip, self._misses = self._misses, min(2 * self._misses or 2, _MOST_SKIPPED)
+            self._skip, self._misses = self._misses, min(2 * self._misses or 2, _MAX_SKIPPED)

@@ -36,8 +36,8 @@ class Masters:
         if len(self.ranges) == 1:
             return self.ranges[0][2]
         slot = slot_of(key)
-        place = bisect_right(self.ranges, slot, key=lambda row: row[0]) - 1
-        return self.ranges[place][2] if place >= 0 and slot <= self.ranges[place][1] else None
+        index = bisect_right(self.ranges, slot, key=lambda row: row[0]) - 1
+        return self.ranges[index][2] if index >= 0 and slot <= self.ranges[index][1] else None
 
 
 def slot_of(key: str) -> int:

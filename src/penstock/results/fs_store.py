@@ -55,7 +55,7 @@ _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # do not follow link
 _SYNCFS_FROM = 32  # below that, syncing each costs less than waiting for what other programs have written
 
 
-def passes_by_itself(error: OSError) -> bool:
+def is_transient_error(error: OSError) -> bool:
     """Return whether the same call may succeed later by itself."""
     return error.errno not in _PERMANENT
 

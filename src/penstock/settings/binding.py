@@ -66,7 +66,7 @@ def bind(table: object, kind: type[_T], *, where: Callable[[str], str]) -> _T:
         if parameter.default is Parameter.empty and key_of(name) not in table:
             raise SettingsError(f"{where('')} needs the key {key_of(name)!r}")
     names = {key_of(name): name for name in signature(kind).parameters}
-    values = {names[key]: fitted(key, value, hints[key], where(key)) for key, value in table.items()}
+    values = {names[key]: converted(key, value, hints[key], where(key)) for key, value in table.items()}
     try:
         return kind(**values)
     except ValueError as error:
@@ -91,10 +91,10 @@ class Checked:
         hints = hints_of(type(self))
         for name in self.__dataclass_fields__:  # type: ignore[attr-defined]
             key = key_of(name)
-            object.__setattr__(self, name, fitted(key, getattr(self, name), hints[key], key))
+            object.__setattr__(self, name, converted(key, getattr(self, name), hints[key], key))
 
 
-def fitted(key: str, value: object, hint: Any, name: str) -> Any:
+def converted(key: str, value: object, hint: Any, name: str) -> Any:
     """Return the value in the type of a hint; raise SettingsError with the name for one that does not fit.
 
     A string may stand for a list of one, a declaration for a tuple of one, and options may be numbers or nested.

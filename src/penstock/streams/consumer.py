@@ -85,7 +85,7 @@ class StreamConsumer:
         self._emitter = Emitter(on_event, stream, config.group)
         self._group = ConsumerGroup(client, stream, config.group)
         self._tally = Tally()
-        self._stopping, self._chance = Flag(), random.Random()
+        self._stopping, self._rng = Flag(), random.Random()
         self._outage = OutageLog(logger, f"consumer {self.worker_name} of {stream}/{config.group}")
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
         self._threads = Threads(self._concurrency + 1)  # one for the dlq_handler of messages that no worker gets
@@ -238,7 +238,7 @@ class StreamConsumer:
         while not self._is_over():
             await self._persist(step)
             if every_s:
-                await self._stopping.wait(every_s * self._chance.uniform(0.8, 1.0))
+                await self._stopping.wait(every_s * self._rng.uniform(0.8, 1.0))
 
     async def _watch_timeouts(self, timeout_s: float) -> None:
         while not self._is_over():
@@ -270,7 +270,7 @@ class StreamConsumer:
                     return None
                 self._outage.failed(error)
             if failures:
-                await self._stopping.wait(pause_s(failures, self._chance))
+                await self._stopping.wait(pause_s(failures, self._rng))
 
     async def _restore_group(self) -> bool:
         # Returns False if the server refuses that for now.

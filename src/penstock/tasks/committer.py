@@ -64,7 +64,7 @@ class ResultCommitter:
         self._postponements = DelaysById()  # of tasks that ran for nothing
         self._flushing = Lock()
         self._under_way = 0
-        self._chance = random.Random()
+        self._rng = random.Random()
         self.is_backend_away = False
         self.dirty = Flag()
 
@@ -253,11 +253,11 @@ class ResultCommitter:
         if len(rows) > 1 and error is not None and not isinstance(error, TimeoutError):
             # One of them may be to blame: the others must not wait for it. When none can be saved, it is the back-end.
             failed = []
-            for place, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 stored, error = await self._try_to_save([row])
                 saved += stored
-                if error is not None and not saved and place:
-                    failed += [(left, error) for left in rows[place:]]
+                if error is not None and not saved and index:
+                    failed += [(left, error) for left in rows[index:]]
                     break
                 if error is not None:
                     failed.append((row, error))
@@ -300,7 +300,7 @@ class ResultCommitter:
                 self._since_s.pop(task.id, None)
                 self._tally.count(task.kind, "unsaved")
                 await self._postpone(task, f"saving the result failed: {text_of(error)}")
-        self._again_s = now + pause_s(self._tries, self._chance, 0.05, 2.0)
+        self._again_s = now + pause_s(self._tries, self._rng, 0.05, 2.0)
         logger.log(
             logging.ERROR if self._tries <= 1 else logging.WARNING,
             "cannot save %d result(s) of %r: %d kept to be saved later, %d tasks will run again: %s",

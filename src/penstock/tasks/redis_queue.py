@@ -295,22 +295,22 @@ class RedisTaskQueue:
         """
         answers = [False] * len(results)
         by_store: dict[LaneStore, tuple[list[int], list[tuple[TaskDelivery, Result]]]] = {}
-        store, places, rows = None, list[int](), list[tuple[TaskDelivery, Result]]()
-        for place, result in enumerate(results):
+        store, indexes, rows = None, list[int](), list[tuple[TaskDelivery, Result]]()
+        for index, result in enumerate(results):
             held = self._in_flight.get(result.task_id)
             if held is not None:
                 if held.store is not store:
                     store = held.store
-                    places, rows = by_store.setdefault(store, ([], []))
-                places.append(place)
+                    indexes, rows = by_store.setdefault(store, ([], []))
+                indexes.append(index)
                 rows.append((held, result))
-        for same, (places, rows) in by_store.items():
+        for same, (indexes, rows) in by_store.items():
             for start in range(0, len(rows), _STEP):
                 page = rows[start : start + _STEP]
                 stored = await same.finish(page)
                 self._in_flight.release([held for held, _ in page])
-                for place, is_stored in zip(places[start : start + _STEP], stored, strict=True):
-                    answers[place] = is_stored
+                for index, is_stored in zip(indexes[start : start + _STEP], stored, strict=True):
+                    answers[index] = is_stored
         return answers
 
     async def admit(self, task: Task, limits: Limits) -> bool:

@@ -44,7 +44,7 @@ _TASKS_A_TURN = 100  # that one activity runs before all others have a turn
 _WATCH_S, _IDLE_WATCH_S = 0.05, 1.0
 _ORPHANS = 1_000
 _OUTAGE_PAUSE_S = 0.5
-_MOST_AHEAD = 1_000
+_MAX_AHEAD = 1_000
 _LONGEST_WAIT_S = 60.0
 
 
@@ -102,7 +102,7 @@ class Worker:
         self._burst, self._idle_exit_ms, self._max_uptime_ms = burst, idle_exit_ms, max_uptime_ms
         self._grace_s, self._handle_signals = shutdown_grace_ms / 1000, handle_signals
         self._idle_ms = idle_ms or int(getattr(queue, "idle_ms", 60_000))
-        self._prefetch = PrefetchWindow(min(concurrency, _MOST_AHEAD), prefetch or _MOST_AHEAD)
+        self._prefetch = PrefetchWindow(min(concurrency, _MAX_AHEAD), prefetch or _MAX_AHEAD)
         self._threads = Threads(concurrency)
         self._runner = TaskRunner(handlers, self.tally, self._threads, queue)
         self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
@@ -275,7 +275,7 @@ class Worker:
     async def _pop(self, room: int) -> list[Task]:
         wait_s = 0.02 if self._burst else 1.0
         found: list[Task] = await self._queue.pop_many(
-            min(room, _MOST_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds,
+            min(room, _MAX_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds,
             **self._pop_options,
         )  # fmt: skip
         self._outage.succeeded()

@@ -67,7 +67,7 @@ async def _run_job(url: str, folder: str, show: Callable[[str], None]) -> str:
     )  # fmt: skip
     assert job.stdout is not None
     assert job.stderr is not None
-    complaints, last = asyncio.ensure_future(job.stderr.read()), ""
+    stderr, last = asyncio.ensure_future(job.stderr.read()), ""
     try:
         async for line in job.stdout:
             last = line.decode().strip()
@@ -77,13 +77,13 @@ async def _run_job(url: str, folder: str, show: Callable[[str], None]) -> str:
     finally:
         with suppress(ProcessLookupError):  # Java is in the same group; its Python workers end with it
             os.killpg(job.pid, signal.SIGKILL)
-        await asyncio.wait([complaints, asyncio.ensure_future(job.wait())])
+        await asyncio.wait([stderr, asyncio.ensure_future(job.wait())])
     if job.returncode:
-        raise SparkFailed(f"the Spark step failed:\n{_last_lines(complaints.result().decode(errors='replace'))}")
+        raise SparkFailed(f"the Spark step failed:\n{_last_lines(stderr.result().decode(errors='replace'))}")
     return last
 
 
-def _last_lines(complaints: str) -> str:
+def _last_lines(stderr: str) -> str:
     # Java's stack is long, and what happened stands before it.
-    lines = [line for line in complaints.splitlines() if not line.startswith(("\tat ", "\t... "))]
+    lines = [line for line in stderr.splitlines() if not line.startswith(("\tat ", "\t... "))]
     return "\n".join(lines[-_LAST_LINES:])

@@ -10,7 +10,7 @@ from penstock.ops.model.streams import GroupKind
 from penstock.queue.model import GROUP as QUEUE_GROUP
 
 _DEAD_AFTER_MS, _DEAD_AFTER_IN_QUEUES_MS = 60_000, 360_000
-MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
+MAX_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
 
 
 @dataclass(frozen=True, slots=True)

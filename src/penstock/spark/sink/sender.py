@@ -43,7 +43,7 @@ class Sender:
     def __init__(self, client: StreamClient, protocol: WriteProtocol, options: SinkOptions) -> None:
         self._client, self._protocol, self._options = client, protocol, options
         self._under_way: dict[Connection, deque[Chunk]] = {}
-        self._chance = random.Random()
+        self._rng = random.Random()
         self.tally = RowCounts()
 
     def send(self, chunk: Chunk) -> None:
@@ -155,7 +155,7 @@ class Sender:
                 f"its entries; rows {chunk.first + 1:,} and later of this partition were not written. Add "
                 "consumers, raise maxLen, or set onFull=block or drop_oldest"
             )
-        pause(pause_s(5, self._chance, longest_s=0.25))
+        pause(pause_s(5, self._rng, longest_s=0.25))
 
     def _exchange(self, chunk: Chunk) -> Settled | Room:
         key, is_known = self._client.keys(chunk.stream).stream, True

@@ -26,7 +26,7 @@ _LEAVE_TO_OTHERS_S = 5.0  # how long a consumer leaves to others what it has han
 _AFTER_HINT_S = (
     0.2  # after a hint: the locks of a dead consumer expire together, but Redis sends some of their events late
 )
-_MOST_SWEEPING = 5  # hints make a consumer sweep for at most a fifth of the time
+_REST_PER_SWEEP = 5  # hints make a consumer sweep for at most a fifth of the time
 _ROOM_S = 0.5  # how often to check whether a full queue of notices has room
 _NEEDED = "KEx"
 _SETTING = "notify-keyspace-events"
@@ -58,7 +58,7 @@ class Sweep:
     def request_after_event(self) -> None:
         """Sweep without waiting for the interval, but not continuously: after events, or gaps in them."""
         if not self._requested.is_set():
-            rest_s = min(_MOST_SWEEPING * self._took_s, self._config.recovery_interval_ms / 1000)
+            rest_s = min(_REST_PER_SWEEP * self._took_s, self._config.recovery_interval_ms / 1000)
             self._not_before_s = time.monotonic() + max(_AFTER_HINT_S, rest_s)
             self._requested.set()
 

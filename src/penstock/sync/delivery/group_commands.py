@@ -28,7 +28,7 @@ from penstock.sync.redis.client import StreamClient
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
 _TRIES = 3
-_MOST_PAGES = 100  # at two thousand messages each
+_MAX_PAGES = 100  # at two thousand messages each
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class GroupCommands:
 
         Passes over what silent consumers left waiting for a retry, in at most _MOST_PAGES calls.
         """
-        for pages_left in reversed(range(_MOST_PAGES)):
+        for pages_left in reversed(range(_MAX_PAGES)):
             args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
             following, claims, missing, is_more = self._client.run(
                 "streams/recover", self._claim_keys, args, Repeat.ONCE, waits

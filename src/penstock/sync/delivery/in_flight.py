@@ -225,7 +225,7 @@ class InFlight:
     def answered(self, batch: list[str]) -> None:
         """Remove a list of ids from `unanswered`: the server has answered, or its reply was lost."""
         with self.lock:
-            del self.unanswered[next(place for place, other in enumerate(self.unanswered) if other is batch)]
+            del self.unanswered[next(index for index, other in enumerate(self.unanswered) if other is batch)]
 
     def park(self, messages: list[StreamMessage]) -> None:
         """Remove messages that wait for their next run; they stay pending with this consumer."""

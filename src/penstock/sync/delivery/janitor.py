@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.sync.delivery.group import ConsumerGroup
 
 _STEP = 2_000  # entries per script call, or fewer large ones
-_MOST_STEPS = 256
+_MAX_STEPS = 256
 _SHORT = 10_000  # needed entries that are counted; a longer backlog is not
 _ALL = 1 << 53
 
@@ -120,13 +120,13 @@ def count_after(client: StreamClient, stream: str, last_delivered: str, most: in
         return count_range(client, stream, ids.LAST, ids.ZERO)  # no id is greater
     start, before = ids.after(last_delivered), "-"
     if most is not None:
-        return count_range(client, stream, start, "+", most, _MOST_STEPS)
+        return count_range(client, stream, start, "+", most, _MAX_STEPS)
     total, first, counted, steps = 0, "", 0, 0
     while True:
         behind, start = _step(client, stream, start, "+")
         total, first = total + behind.count, first or behind.first
         steps += 2
-        if behind.is_all or steps > _MOST_STEPS:
+        if behind.is_all or steps > _MAX_STEPS:
             return replace(behind, count=total, first=first, most=total if behind.is_all else behind.length - counted)
         ahead, before = _step(client, stream, before, last_delivered)
         counted += ahead.count

@@ -21,7 +21,7 @@ from penstock.sync.ops.model import StreamKind
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import ask, run_many, stream_keys
 
-MOST_GROUPS = 64  # of one stream that are looked at
+MAX_GROUPS = 64  # of one stream that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Catalogue:
             ) from None
 
     def snapshots(
-        self, names: Sequence[str], most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0
+        self, names: Sequence[str], most_groups: int = MAX_GROUPS, only_group: str = "", first_group: int = 0
     ) -> dict[str, StreamSnapshot]:
         """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
         keys = [self.keys(name).stream for name in names]
@@ -124,7 +124,7 @@ class Catalogue:
         return self._read(names, names)
 
     def _read(self, names: Sequence[str], keys: Sequence[str], *args: int | str) -> dict[str, StreamSnapshot]:
-        calls = [([key], args or (MOST_GROUPS, "", 0)) for key in keys]
+        calls = [([key], args or (MAX_GROUPS, "", 0)) for key in keys]
         replies = run_many(self._client, "ops/snapshot", calls)
         return {
             name: _snapshot(name, reply)

@@ -17,10 +17,10 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.shown import command_line
 from penstock.sync.delivery.group import ConsumerGroup
-from penstock.sync.ops.catalogue import MOST_GROUPS, Catalogue, StreamSnapshot, missing_stream
+from penstock.sync.ops.catalogue import MAX_GROUPS, Catalogue, StreamSnapshot, missing_stream
 from penstock.sync.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     Consumer,
     ConsumerState,
     GroupInfo,
@@ -44,10 +44,10 @@ class Groups:
         """Return the first 64 groups of a stream; a lag that takes long to count is a bound."""
         return (self.page(stream)).items
 
-    def page(self, stream: str, *, limit: int = MOST_GROUPS, cursor: str = "") -> Page[GroupInfo]:
+    def page(self, stream: str, *, limit: int = MAX_GROUPS, cursor: str = "") -> Page[GroupInfo]:
         """Return groups of a stream, up to 64 at once; a lag that takes long to count is a bound."""
         check_number("limit", limit)
-        first, limit = envelope.number(cursor) or 0, min(limit, MOST_GROUPS)
+        first, limit = envelope.number(cursor) or 0, min(limit, MAX_GROUPS)
         found = self._streams.describe([stream], (), most_groups=limit, first_group=first)
         if not found:
             self._streams.info(stream, memory=False)  # raises NotFound, or PermissionDenied
@@ -139,7 +139,7 @@ class Groups:
             self._catalogue.keys(stream).stream,
             self._catalogue.snapshots([stream], only_group=group),
         )
-        if any(each.consumers > MOST_CONSUMERS for snapshot in snapshots.values() for each in snapshot.groups):
+        if any(each.consumers > MAX_CONSUMERS for snapshot in snapshots.values() for each in snapshot.groups):
             return Page(())
         with self._catalogue.group_must_exist(stream, group):
             rows = self._client.call(key, "XINFO", "CONSUMERS", key, group)
@@ -191,9 +191,9 @@ class Groups:
         return found.pending
 
     def _alive(self, group: GroupInfo) -> int:
-        if group.consumers > MOST_CONSUMERS:
+        if group.consumers > MAX_CONSUMERS:
             return group.consumers  # too many to list
-        found = self.consumers(group.stream, group.name, limit=MOST_CONSUMERS)
+        found = self.consumers(group.stream, group.name, limit=MAX_CONSUMERS)
         return sum(each.state is not ConsumerState.DEAD for each in found.items)
 
 

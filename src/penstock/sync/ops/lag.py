@@ -71,7 +71,7 @@ def drain_s(lag: int, in_per_s: float, out_per_s: float) -> float | None:
     return lag / (out_per_s - in_per_s) if out_per_s > in_per_s else None
 
 
-def certain(snapshot: StreamSnapshot, group: GroupSnapshot) -> int | None:
+def exact_unread(snapshot: StreamSnapshot, group: GroupSnapshot) -> int | None:
     """Return how many entries are unread where that is certain without counting them."""
     if group.first_unread_id == "":
         return 0
@@ -90,15 +90,15 @@ def measure(
 
     If the counters are not certain and `steps` do not reach an end of the stream, the lag is an upper bound.
     """
-    known = [certain(snapshot, group) for _, snapshot, group in groups]
+    known = [exact_unread(snapshot, group) for _, snapshot, group in groups]
     counts = {
-        place: _Count(key, group.last_delivered_id)
-        for place, (key, snapshot, group) in enumerate(groups)
-        if not snapshot.has_huge_entries and (known[place] is None or group.first_unread_id == "?")
+        index: _Count(key, group.last_delivered_id)
+        for index, (key, snapshot, group) in enumerate(groups)
+        if not snapshot.has_huge_entries and (known[index] is None or group.first_unread_id == "?")
     }
     _advance(client, list(counts.values()), _FEW)
-    _finish(client, [count for place, count in counts.items() if known[place] is None], steps)
-    return [_lag(snapshot, group, known[place], counts.get(place)) for place, (_, snapshot, group) in enumerate(groups)]
+    _finish(client, [count for index, count in counts.items() if known[index] is None], steps)
+    return [_lag(snapshot, group, known[index], counts.get(index)) for index, (_, snapshot, group) in enumerate(groups)]
 
 
 def _lag(snapshot: StreamSnapshot, group: GroupSnapshot, known: int | None, counted: _Count | None) -> Lag:

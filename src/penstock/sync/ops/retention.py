@@ -14,7 +14,7 @@ from penstock.sync.ops.catalogue import Catalogue, GroupSnapshot, StreamSnapshot
 from penstock.sync.ops.groups import consumers_of
 from penstock.sync.ops.lag import measure
 from penstock.sync.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     ConsumerState,
     GroupKind,
     Page,
@@ -88,7 +88,7 @@ class Retention:
     def _silent(self, snapshots: Sequence[StreamSnapshot]) -> set[tuple[str, str]]:
         # Groups whose consumers have all been silent.
         groups = [(snapshot.name, group) for snapshot in snapshots for group in snapshot.groups]
-        selected = [(name, group) for name, group in groups if 0 < group.consumers <= MOST_CONSUMERS]
+        selected = [(name, group) for name, group in groups if 0 < group.consumers <= MAX_CONSUMERS]
         keys = [self._catalogue.keys(name).stream for name, _ in selected]
         questions = [
             (key, ("XINFO", "CONSUMERS", key, each.name)) for key, (_, each) in zip(keys, selected, strict=True)

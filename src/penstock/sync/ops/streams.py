@@ -16,7 +16,7 @@ from penstock.number_checks import check_number
 from penstock.ops.payloads import Row, fields_of, shown
 from penstock.redis.blocking import Reply
 from penstock.sync.ops.catalogue import (
-    MOST_GROUPS,
+    MAX_GROUPS,
     Catalogue,
     GroupSnapshot,
     StreamSnapshot,
@@ -33,7 +33,7 @@ from penstock.sync.redis.reading import ask, number_or
 
 ARCHIVE_GROUP = "penstock-archive"
 _SAMPLES = 5
-_STEP, _MOST_OF_A_PAGE = 100, 2_000  # streams that are looked at together, and for one page, if few are of a kind
+_STEP, _MAX_PER_PAGE = 100, 2_000  # streams that are looked at together, and for one page, if few are of a kind
 _SILENT_MS = 10_000  # idle time beyond which pending messages are checked for retries
 _CHECKED = 50  # oldest pending messages of a group that are checked
 
@@ -62,7 +62,7 @@ class Streams:
         names = [name for name in self._catalogue.names(match) if name > cursor]
         task_queues = self._catalogue.task_queues()
         found, step = list[StreamInfo](), limit if kind is None else max(limit, _STEP)
-        candidates = names[: max(limit, _MOST_OF_A_PAGE)]
+        candidates = names[: max(limit, _MAX_PER_PAGE)]
         for start in range(0, len(candidates), step):
             for info in self.describe(candidates[start : start + step], task_queues):
                 if kind is None or info.kind is kind:
@@ -88,7 +88,7 @@ class Streams:
 
     def describe(
         self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS, *,
-        most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0,
+        most_groups: int = MAX_GROUPS, only_group: str = "", first_group: int = 0,
     ) -> list[StreamInfo]:  # fmt: skip
         """Return those streams that exist, with their groups or one; each hundred takes a few round trips."""
         snapshots = list((self._catalogue.snapshots(names, most_groups, only_group, first_group)).values())

@@ -21,7 +21,7 @@ from penstock.sync.queue.abstract_gateway import AbstractRedisGateway, Delivery,
 
 logger = logging.getLogger("penstock.sync.queue")
 _LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it
-_CHANCE = random.Random()
+_RNG = random.Random()
 
 
 class Processing:
@@ -191,7 +191,7 @@ class Processing:
         if log is not None:
             delivery.note_failure(error, log, kept)
         limits = AttemptLimits(None, 1 if has_one_chance else self._gateway.max_delivery_count)
-        verdict = after_failure(error, delivery.deliveries, delivery.attempts, limits, self._options.backoff, _CHANCE)
+        verdict = after_failure(error, delivery.deliveries, delivery.attempts, limits, self._options.backoff, _RNG)
         if isinstance(verdict, RetryAfter) and not has_one_chance:
             self._retry(delivery, verdict.after_ms / 1000, counts=verdict.counts)
         else:

@@ -25,7 +25,7 @@ from penstock.events import EventName
 from penstock.policy import AttemptLimits, Reason, unreadable
 from penstock.protection import payload_of
 from penstock.queue.model import GROUP, decode_payload
-from penstock.redis.retry import PASSING, RetryBudget, RetryState
+from penstock.redis.retry import RETRYABLE, RetryBudget, RetryState
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.group import ConsumerGroup
@@ -43,7 +43,7 @@ _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep checks per call
 _QUICK_S = 0.001  # between the end of one message and the request for the next
 _QUICK_TURNS = 32  # in a row, after which the next message is read together with finishing the previous one
-_SHORTEST_LEASE_S = 1.0  # for taking ahead: the lease must not expire while the message waits for its caller
+_MIN_LEASE_S = 1.0  # for taking ahead: the lease must not expire while the message waits for its caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class QueueConsumer:
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
-        self._take_ahead_after: float = _QUICK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
+        self._take_ahead_after: float = _QUICK_TURNS if lease_s >= _MIN_LEASE_S else math.inf
         self._ended_s, self._quick_turns = 0.0, 0
         self.dead_letter_writer = DeadLetterMover(client, self.keys.stream, GROUP, dead_letters, logger, emit)
         self.leases = QueueLeases(client.settings, self.keys, settings.lease_s or 1.0)
@@ -119,7 +119,7 @@ class QueueConsumer:
                     return delivery
                 except GroupLost:
                     self._restore_group(slot)
-                except PASSING as error:
+                except RETRYABLE as error:
                     if is_stopped():
                         raise
                     trial = trial or self.settings.retry.start(started_s)
@@ -253,7 +253,7 @@ class QueueConsumer:
         # error only once per lease, and other messages do not wait for it.
         try:
             delivery.write_dead_letter(reason, error, has_run=has_run)
-        except (*PASSING, GroupLost):
+        except (*RETRYABLE, GroupLost):
             raise
         except NOT_OF_ONE_MESSAGE:
             delivery.slot.give_up()
@@ -280,7 +280,7 @@ class QueueConsumer:
             is_done = self.persist(step)
         except GroupLost:
             is_done = False  # the pending list went with the group
-        except PASSING as error:
+        except RETRYABLE as error:
             # Keep its slot and its lease: no other consumer may run the message again.
             delivery.is_unsettled = True
             self._unsettled.append((delivery, step))
@@ -298,7 +298,7 @@ class QueueConsumer:
         while True:
             try:
                 return step()
-            except PASSING as error:
+            except RETRYABLE as error:
                 wait_s = trial.pause_after(error)
                 if wait_s is None or time.monotonic() + wait_s >= until_s:
                     raise

@@ -17,7 +17,7 @@ from penstock.sync.redis.client import StreamClient
 _TRIES = 3
 _LATE_HEARTBEATS = 2.5
 _MARGIN_INTERVALS = 1.5  # the next renewal comes up to one interval after the reply, and takes a while
-_LEAST_WAIT_S = 0.001
+_MIN_WAIT_S = 0.001
 
 
 def late_after_s(lease_s: float, interval_s: float) -> float:
@@ -31,7 +31,7 @@ def late_after_s(lease_s: float, interval_s: float) -> float:
 
 def longest_wait_s(late_s: float) -> float:
     """Return how long a read of leased messages may wait at the server, so that a usual reply is not late."""
-    return max(_LEAST_WAIT_S, late_s * 4 / 5)
+    return max(_MIN_WAIT_S, late_s * 4 / 5)
 
 
 def is_late(sent_s: float, late_s: float) -> bool:

@@ -105,7 +105,7 @@ class StreamClient:
         self._watch = watch_of(settings)
         self._by_loop: dict[object, LoopConnections] = {}
         self._making = threading.Lock()
-        self._chance = random.Random()
+        self._rng = random.Random()
         self._is_closed = False
         self._capabilities: Capabilities | None = None
 
@@ -324,7 +324,7 @@ class StreamClient:
                 self.leave(connection, error)
                 if isinstance(error, BUSY) and not waits:
                     raise
-                pause(pause_s(failures, self._chance))
+                pause(pause_s(failures, self._rng))
 
     @staticmethod
     def _is_hopeless(error: PenstockError, connection: Connection | None, failures: int, busy_until: float) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CHUNK = 500
-_MOST_AT_ONCE = 5_000
+_MAX_AT_ONCE = 5_000
 _TRIES = 5
 # Classes of SQLSTATE: connection, transaction rollback, resources, operator, system, read-only (a failover).
 _PASSES = ("08", "40", "53", "55", "57", "58", "25006")
@@ -65,8 +65,8 @@ class PostgresBackend(Backend):
 
     def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         stored: dict[str, bytes] = {}
-        for start in range(0, len(entries), _MOST_AT_ONCE):
-            waiting = entries[start : start + _MOST_AT_ONCE]
+        for start in range(0, len(entries), _MAX_AT_ONCE):
+            waiting = entries[start : start + _MAX_AT_ONCE]
             for _ in range(_TRIES):
                 stored |= self._insert(waiting)
                 # A conflicting row has disappeared: old results are being deleted.

@@ -86,7 +86,7 @@ class StreamConsumer:
         self._emitter = Emitter(on_event, stream, config.group)
         self._group = ConsumerGroup(client, stream, config.group)
         self._tally = Tally()
-        self._stopping, self._chance = Flag(), random.Random()
+        self._stopping, self._rng = Flag(), random.Random()
         self._outage = OutageLog(logger, f"consumer {self.worker_name} of {stream}/{config.group}")
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
         self._threads = Threads(self._concurrency + 1)  # one for the dlq_handler of messages that no worker gets
@@ -239,7 +239,7 @@ class StreamConsumer:
         while not self._is_over():
             self._persist(step)
             if every_s:
-                self._stopping.wait(every_s * self._chance.uniform(0.8, 1.0))
+                self._stopping.wait(every_s * self._rng.uniform(0.8, 1.0))
 
     def _watch_timeouts(self, timeout_s: float) -> None:
         while not self._is_over():
@@ -271,7 +271,7 @@ class StreamConsumer:
                     return None
                 self._outage.failed(error)
             if failures:
-                self._stopping.wait(pause_s(failures, self._chance))
+                self._stopping.wait(pause_s(failures, self._rng))
 
     def _restore_group(self) -> bool:
         # Returns False if the server refuses that for now.

@@ -40,7 +40,7 @@ class DeliveryWorkers:
     ) -> None:
         self._in_flight, self._call, self._error_hook, self._batch_limit = in_flight, call, error_hook, batch_limit
         self._flush, self._on_exit = flush, on_exit
-        timeout_ms, self._chance = in_flight.context.config.handler_timeout_ms, random.Random()
+        timeout_ms, self._rng = in_flight.context.config.handler_timeout_ms, random.Random()
         self._timeout_s = math.inf if timeout_ms is None else timeout_ms / 1000
         self._alone, self._suspect_begins = Lock(), Lock()
         self._is_suspect_running = False  # on its last run, or next: a message that may have killed its holders
@@ -141,7 +141,7 @@ class DeliveryWorkers:
         config = self._in_flight.context.config
         limits, backoff = config.limits, config.backoff
         verdicts = {
-            m.id: after_failure(error, m.delivery_count, m.attempts, limits, backoff, self._chance)
+            m.id: after_failure(error, m.delivery_count, m.attempts, limits, backoff, self._rng)
             for m in delivery.messages
         }
         if error is not None and not isinstance(error, LeaseLost):

@@ -14,7 +14,7 @@ from penstock.sync.tasks.blocking_reads import BlockingReads
 from penstock.task import Result, decode_result, encode
 
 _SWEEP_S = 1.0  # a notice is a hint: so often the key itself is looked at
-_MOST_BLOCKED = 32  # connections that block on the server; further callers poll
+_MAX_BLOCKED = 32  # connections that block on the server; further callers poll
 _POLL_S = 0.05
 _STEP = 500
 
@@ -54,7 +54,7 @@ class ResultStore:
             found = self.get(task_id, max(0, int(min(left_s, _SWEEP_S) * 1000) + 1000) if left_s > 0 else 0)
             if found is not None or left_s <= 0:
                 return found
-            if self._blocked < _MOST_BLOCKED:
+            if self._blocked < _MAX_BLOCKED:
                 self._listen(task_id, min(left_s, _SWEEP_S))
             else:
                 pause(min(left_s, _POLL_S))

@@ -94,7 +94,7 @@ class TaskRunner:
         self._queue_name = str(getattr(queue, "name", ""))
         # Raises EncodeError for a follow-up that the queue would refuse.
         self._encode_task: Callable[[Task], bytes] = getattr(queue, "encode_task", encode)
-        self._chance = random.Random()
+        self._rng = random.Random()
         self._calls: dict[str, tuple[TaskHandler, Callable[..., Any]]] = {
             handler.kind: (handler, awaitable(handler.function, threads, f"the handler for {handler.kind!r}"))
             for handler in handlers
@@ -149,12 +149,12 @@ class TaskRunner:
         if isinstance(error, WorkerStopped):
             verdict: Verdict = RetryAfter(0, counts=False)
         else:
-            verdict = handler.retry.after_failure(error, task.attempts, self._max_retry, self._chance)
+            verdict = handler.retry.after_failure(error, task.attempts, self._max_retry, self._rng)
         level = logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING
         logger.log(
             logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,
             "handler for %s %s task %s of queue %s in attempt %d: %s; %s",
-            task.kind, _done_to(error), task.id, self._queue_name,
+            task.kind, _ending(error), task.id, self._queue_name,
             task.attempts, text_of(error, repr), _described(verdict),
             exc_info=None if isinstance(error, WorkerStopped | Snooze) else error,
             extra={
@@ -165,7 +165,7 @@ class TaskRunner:
         return Failed(task, verdict, name_of(error), text_of(error), error)
 
 
-def _done_to(error: BaseException) -> str:
+def _ending(error: BaseException) -> str:
     if isinstance(error, Snooze):
         return "postponed"
     return "was stopped on" if isinstance(error, WorkerStopped) else "failed on"

@@ -228,7 +228,8 @@ class StubQueue:
             traceback=traceback[-MAX_TRACEBACK:],
         )  # fmt: skip
         self.dead.append(letter)
-        if self._given_up % self._dead_letter_limits.together == 0 or self._now() >= self._limited_s + _LIMITS_EVERY_S:
+        is_overdue = self._now() >= self._limited_s + _LIMITS_EVERY_S
+        if is_overdue or self._given_up % self._dead_letter_limits.apply_every == 0:
             self._limit_dead_letters()
         cause = f"{error}: {text}" if error else text
         result = Result(
@@ -239,11 +240,11 @@ class StubQueue:
 
     def _limit_dead_letters(self) -> None:
         now_ms, size, gone = self._now() * 1000, sum(len(letter.data) for letter in self.dead), 0
-        for place, letter in enumerate(self.dead[:-1]):  # the newest stays, however large it is
+        for index, letter in enumerate(self.dead[:-1]):  # the newest stays, however large it is
             age_ms = now_ms - letter.dead_at_ms
-            if not self._dead_letter_limits.are_exceeded(len(self.dead) - place, age_ms, size):
+            if not self._dead_letter_limits.are_exceeded(len(self.dead) - index, age_ms, size):
                 break
-            size, gone = size - len(letter.data), place + 1
+            size, gone = size - len(letter.data), index + 1
         del self.dead[:gone]
         self._limited_s = self._now()
 
