@@ -161,7 +161,7 @@ def kept_text(error: BaseException | None) -> str:
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """Return the end of the traceback of an error; '' where it tells nothing: no code of the user's has failed."""
+    """Return the end of the traceback of an error; '' if it would not help: no code of the user failed."""
     if error is None or isinstance(error, DecodeError) or (error.__traceback__ is None and error.__cause__ is None):
         return ""
     try:

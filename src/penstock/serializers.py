@@ -227,7 +227,7 @@ class JsonSerializer(_LimitedSerializer):
         if raw.count(b"{") + raw.count(b"[") <= self._max_depth:
             return False
         # Keep only the brackets, then remove the innermost pairs once per level. Strings vanish as pairs of
-        # quotes unless they contain brackets or escapes; then only walking through the data can tell.
+        # quotes unless they contain brackets or escapes; then only walking through the data answers it.
         shape = raw.translate(_ONE_BRACKET, _NO_SHAPE).replace(b'""', b"")
         if b'"' in shape or b"\\" in shape:
             return True
@@ -318,7 +318,7 @@ def load_serializer(name: str, **options: object) -> Serializer:
     """Return the serializer of that name: json, msgpack, pickle, or one that an installed package offers.
 
     Packages offer a class or factory, called with the options, under the entry point group
-    `penstock.serializers`. Only the one that is asked for is imported.
+    `penstock.serializers`. Only the requested one is imported.
 
     Raises: ConfigurationError for an unknown name, and for a plug-in that cannot be imported or made.
     """

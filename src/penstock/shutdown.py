@@ -23,7 +23,7 @@ _RUNNER_METHOD = getattr(asyncio.Runner, "_on_sigint", None)
 
 
 class SignalOwner:
-    """Has installed its method `handle_signal` for signals, and wants to be asked together with subscribers."""
+    """Has installed its method `handle_signal` for signals, and is called together with the subscribers."""
 
     def handle_signal(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal: the first one asks, the second has its usual effect."""

@@ -56,7 +56,7 @@ class Runner:
         self._stopping.set_from_outside()
 
     async def run(self, on_signal: Callable[[], None] | None) -> None:
-        """Run until stop(), or until the balancer cannot go on."""
+        """Run until stop(), or until the balancer fails."""
         async with graceful_end(self._shut_down, self._grace_s, on_signal):
             notices = await self._balancer.start()
             self._activities.start(self._follow, notices)

@@ -149,7 +149,7 @@ def _wait_for_end(query: StreamingQuery, stop: Stopping) -> None:
 
     from penstock.spark.runtime.errors import StopAsked
 
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints a traceback for each word that Java does not hear
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints a traceback for each message that Java misses
     try:
         while not query.awaitTermination(1):
             if stop.is_requested and not query.status["isTriggerActive"]:

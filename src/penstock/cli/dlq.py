@@ -142,7 +142,7 @@ def _by_id(inspector: Inspector, streams: Sequence[str], given: str) -> tuple[st
         for name, record_id in begun.items():
             places.setdefault(name, set()).add((stream, record_id))
         unfinished += [] if is_complete else [stream]
-    if unfinished and given not in places:  # an older one may begin like this, too
+    if unfinished and given not in places:  # an older one may also begin like this
         raise ConfigurationError(
             f"{unfinished[0]} has too many dead letters to look for {given!r} in all of them: pass the whole id of the "
             f"record, which {command_line('dlq ls --queue', unfinished[0])} shows"

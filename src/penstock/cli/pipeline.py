@@ -325,7 +325,7 @@ def _session(
     from penstock.spark.runtime.master import is_connect
     from penstock.spark.sessions import session
 
-    # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
+    # The bridge to Java logs the traceback of every error that ends a batch; we print one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     settings = _settings_of(pipelines)
     check_master(master or settings.get("spark.master"), needs_classic=len(pipelines) > 1)
@@ -355,7 +355,7 @@ def _session(
 
 
 def _silence_loggers(spark: SparkSession) -> None:
-    """Keep Spark from printing the stacks of what ends a batch: we tell it in one line."""
+    """Keep Spark from printing the stack traces of failed batches: we print one line."""
     log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001 - PySpark sets one level for all
     for name in _NOISY_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)

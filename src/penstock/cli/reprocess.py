@@ -58,7 +58,7 @@ def reprocess(
     from penstock.spark.reprocess import Reprocess, Work
     from penstock.spark.sessions import default_master
 
-    # The handler lies where the command is run, as with `python -m`.
+    # The handler is imported from the current directory, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     check_master(master)
     selection = _selection(server, stream, archive, (since, until), dead_letters, reason, where)

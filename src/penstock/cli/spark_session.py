@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _OF_PENSTOCK = re.compile(r"penstock(?:\.\w+)*\.(\w+): (.+)")
 _COMMON_CONF = {"spark.sql.session.timeZone": "UTC"}
-# What ends a command is told in a line of ours, where Java would say it in hundreds.
+# An error that ends a command is printed in one line, where Java prints hundreds.
 _QUIET = {
     "spark.log.level": "FATAL",
     "spark.ui.showConsoleProgress": "false",
@@ -65,7 +65,7 @@ def check_master(master: str | None, *, needs_classic: bool = False) -> None:
             f"--master {master}: this command does not support Spark Connect; use local[4], spark://host:7077, "
             "yarn or k8s://..."
         )
-    parts = urlsplit(master)  # a client of Spark Connect tries for minutes, without a word
+    parts = urlsplit(master)  # a client of Spark Connect retries for minutes without printing anything
     try:
         socket.create_connection((parts.hostname or "", parts.port or _CONNECT_PORT), _PATIENCE_S).close()
     except (OSError, ValueError) as error:
@@ -73,7 +73,7 @@ def check_master(master: str | None, *, needs_classic: bool = False) -> None:
 
 
 def detect_dead_server(spark: SparkSession) -> None:
-    """Let a client of Spark Connect give up after half a minute without its server, and tell it in a line of ours."""
+    """Let a client of Spark Connect give up after half a minute without its server, with a one-line error."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")

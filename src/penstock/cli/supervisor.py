@@ -42,12 +42,12 @@ class Child:
     def start(self) -> None:
         """Start the process."""
         environment = {**os.environ, SUPERVISED: str(self._number)}
-        # A group of its own: Ctrl-C goes to the supervisor alone, which tells each child once.
+        # A group of its own: Ctrl-C goes to the supervisor alone, which stops each child once.
         self.process = subprocess.Popen(self._command, env=environment, stdin=subprocess.PIPE, process_group=0)
         self._started_s = time.monotonic()
 
     def check(self, warn: Callable[[str], None]) -> None:
-        """Take note of its end, and start the next one when it is time."""
+        """Notice its end, and start the next one when it is due."""
         now = time.monotonic()
         if self.is_done:
             return
@@ -165,7 +165,7 @@ class WatchedFolder:
         return found
 
     def changed(self) -> str:
-        """Return the name of a file that changed, came or went since the last look; '' = none did."""
+        """Return the name of a file that was changed, added or removed since the last call; '' = none was."""
         now = self._scan()
         before, self._known = self._known, now
         return next((path.name for path in {*before, *now} if before.get(path) != now.get(path)), "")
@@ -182,7 +182,7 @@ def describe(code: int) -> str:
 
 
 def supervise(processes: int, *, watch: bool, is_burst: bool, grace_s: float) -> None:
-    """Run this very command in several processes, or in one that starts anew when a file changes, until told to end."""
+    """Run this very command in several processes, or in one that restarts when a file changes, until a signal."""
     # The same words, so that no option can be forgotten here; a process that is supervised starts no others.
     command = [sys.executable, "-m", "penstock", *sys.argv[1:]]
     watched = Path.cwd() if watch else None
@@ -193,9 +193,9 @@ def supervise(processes: int, *, watch: bool, is_burst: bool, grace_s: float) ->
 
 @contextmanager
 def signals_recorded() -> Iterator[None]:
-    """Hear signals from here on: what runs inside learns, when it subscribes, of one that came before.
+    """Record signals from here on: code in the body that subscribes later is called for an earlier signal.
 
-    Opened before a process says that it works: whoever reads that may end it at once.
+    Entered before a process prints that it works: a reader of that line may end it immediately.
     """
     unsubscribe = SignalWatch.subscribe(lambda: None)
     try:
@@ -211,7 +211,7 @@ def at_end_of_parent(function: Callable[[], None]) -> None:
     """Call the function when the parent closes the pipe that is our standard input, or dies with it."""
 
     def wait() -> None:
-        # Not through sys.stdin: the interpreter wants its lock when it ends, and aborts if a thread holds it.
+        # Not through sys.stdin: the interpreter takes its lock when it ends, and aborts if a thread holds it.
         while os.read(_STDIN, 1024):
             pass
         function()

@@ -147,7 +147,7 @@ def _find(inspector: Inspector, queue: str, task_id: str) -> TaskInfo:
     if found.state is not TaskState.UNKNOWN:
         return found
     known, is_complete = inspector.tasks.begin_with(queue, task_id)
-    if not is_complete:  # one that was not looked at may begin like this, too
+    if not is_complete:  # another one, not read here, may also begin like this
         raise NotFound(
             f"no task of queue {queue!r} has the id {task_id!r}, and it has too many to look for ids that begin so"
         )

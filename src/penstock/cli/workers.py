@@ -1,4 +1,4 @@
-"""`penstock workers`: who works, on what, and when it was last heard of."""
+"""`penstock workers`: which consumers work, on what, and when each was last active."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ class Dashboard:
 
     @staticmethod
     def _local(request: Request, address: str) -> str:
-        # Only a path of ours is gone to: `//other` and `/\other` are other hosts to a browser.
+        # Redirect only to our own paths: to a browser, `//other` and `/\other` are other hosts.
         base = _base(request)
         is_ours = address.startswith(f"{base}/") and not address.startswith(("//", "/\\")) and address.isprintable()
         return address if is_ours and "\\" not in address else f"{base}/"

@@ -105,7 +105,7 @@ class LiveData:
             return found
 
     def forget(self) -> None:
-        """Find causes and load pages anew: an operator has changed something."""
+        """Drop cached causes and pages: an operator has changed something."""
         self._failures, self._pages = {}, {}  # what is being found at this moment goes into the old ones
 
     async def feed(self) -> AsyncIterator[str]:

@@ -48,7 +48,7 @@ class DashboardPage:
 
 
 async def overview(view: View) -> Values:
-    """Return everything at once, as the last sample saw it: nothing is asked for a page."""
+    """Return everything at once, as of the last sample: a page sends no command."""
     found = view.live.overview
     if found is None:
         found = await view.inspector.overview()

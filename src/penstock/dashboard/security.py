@@ -43,7 +43,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who is let in, and whether they may change anything."""
+    """Who has access, and whether they may change anything."""
 
     token: str | None = None
     allowed_hosts: frozenset[str] = frozenset()

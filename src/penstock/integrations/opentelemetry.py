@@ -28,7 +28,7 @@ except ImportError as error:  # pragma: no cover
     raise ConfigurationError("telemetry needs opentelemetry-api: pip install 'penstock[otel]'") from error
 
 _SYSTEM = "redis"
-_MAX_OPEN = 10_000  # spans of messages that are in hand; beyond them the oldest are ended
+_MAX_OPEN = 10_000  # spans of messages being processed; beyond that, the oldest are ended
 _ENDS = {
     EventName.COMPLETED, EventName.RETRIED, EventName.DISCARDED, EventName.DEAD_LETTERED, EventName.STALE,
     EventName.HANDED_BACK,
@@ -66,7 +66,7 @@ class Telemetry:
             explicit_bucket_boundaries_advisory=_BUCKETS_S,
         )  # fmt: skip
         self._open: OrderedDict[tuple[str, str], Span] = OrderedDict()
-        self._lock = threading.Lock()  # heartbeats have events, too, in threads of their own
+        self._lock = threading.Lock()  # heartbeats send events from other threads
 
     # --- events -------------------------------------------------------------------------------------
 

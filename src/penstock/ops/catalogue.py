@@ -20,7 +20,7 @@ from penstock.redis.client import StreamClient
 from penstock.redis.reading import ask, run_many, stream_keys
 from penstock.shown import command_line
 
-MAX_GROUPS = 64  # of one stream that are looked at
+MAX_GROUPS = 64  # of one stream that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +114,12 @@ class Catalogue:
     async def snapshots(
         self, names: Sequence[str], most_groups: int = MAX_GROUPS, only_group: str = "", first_group: int = 0
     ) -> dict[str, StreamSnapshot]:
-        """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
+        """Return streams as they are now, without those that are gone, no streams, or not readable by the user."""
         keys = [self.keys(name).stream for name in names]
         return await self._read(names, keys, most_groups, only_group, first_group)
 
     async def service_snapshots(self, names: Sequence[str]) -> dict[str, StreamSnapshot]:
-        """Look at load balancer streams."""
+        """Return load balancer streams as they are now."""
         return await self._read(names, names)
 
     async def _read(self, names: Sequence[str], keys: Sequence[str], *args: int | str) -> dict[str, StreamSnapshot]:

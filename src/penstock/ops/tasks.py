@@ -202,7 +202,7 @@ class TaskQueues:
         return sorted(found), is_complete
 
     async def status(self, queue: str, task_id: str) -> TaskInfo:
-        """Return where a task is; its state is UNKNOWN if the queue has never heard of it, or not any more."""
+        """Return where a task is; its state is UNKNOWN if the queue has no record of it, or no longer."""
         check_id("task_id", task_id)
         await self._lanes(queue)
         keys = self._keys(queue)

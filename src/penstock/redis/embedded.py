@@ -38,8 +38,8 @@ _POLL_S = 0.01
 _LOG_TAIL_LINES = 15
 _OWNER_ONLY = 0o700
 
-# The end of its standard input tells the watchdog that our process is gone, however it went; a line before that says
-# that there is nothing left to do. It is a process and not PR_SET_PDEATHSIG, which is bound to the starting *thread*
+# The watchdog notices the end of our process by the end of its standard input; a line before that says that there is
+# nothing left to do. It is a process and not PR_SET_PDEATHSIG, which is bound to the starting *thread*
 # and would leave the files. The working directory proves that the process id is still our server's.
 _WATCHDOG = """
 is_alive() { if [ -d /proc/self ]; then [ "$(readlink "/proc/$server/cwd")" = "$data" ]; else kill -0 "$server"; fi; }

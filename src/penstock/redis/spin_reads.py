@@ -6,7 +6,7 @@ import os
 from time import perf_counter
 
 _SPIN_S = 120e-6  # measured in time: where system calls are slow, a hundred polls take milliseconds
-_MAX_SKIPPED = 64  # requests after polls in vain
+_MAX_SKIPPED = 64  # requests after polls without a reply
 
 
 def processors() -> int:
@@ -49,5 +49,5 @@ class SpinReads:
         """Record whether polling found the reply; if not, the server is far away, busy or has nothing to send."""
         if is_found:
             self._misses = 0
-        else:  # one in vain may be chance
+        else:  # a single miss may be chance
             self._skip, self._misses = self._misses, min(2 * self._misses or 2, _MAX_SKIPPED)

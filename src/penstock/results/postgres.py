@@ -29,7 +29,7 @@ _MAX_AT_ONCE = 5_000
 _TRIES = 5
 # Classes of SQLSTATE: connection, transaction rollback, resources, operator, system, read-only (a failover).
 _PASSES = ("08", "40", "53", "55", "57", "58", "25006")
-# While connecting libpq tells no SQLSTATE, only the text of the server.
+# While connecting, libpq reports no SQLSTATE, only the server's text.
 _REFUSED_AT_LOGIN = re.compile(
     r"authentication failed|no pg_hba\.conf entry|does not exist|no password supplied|permission denied"
 )

@@ -290,7 +290,7 @@ def read_line(path: object, name: str) -> str:
 
 
 class Document:
-    """A TOML text with the lines of its keys, which the parser does not tell."""
+    """A TOML text with the line numbers of its keys, which the parser does not report."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name

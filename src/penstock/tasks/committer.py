@@ -165,7 +165,7 @@ class ResultCommitter:
             self.dirty.set()
 
     async def end(self) -> None:
-        """Send on everything that is done, on the way out: what cannot be saved now is given back."""
+        """Settle everything that is done, on shutdown: tasks whose results cannot be saved now are returned."""
         self._requeue_kept()
         await self.flush()
         with self._lock:
@@ -174,7 +174,7 @@ class ResultCommitter:
             await self._postpone(task, "the result was not saved before the worker stopped")
 
     async def flush(self) -> None:
-        """Send on everything that is done."""
+        """Settle everything that is done."""
         async with self._flushing:
             while self._done:
                 with self._lock:
@@ -219,7 +219,7 @@ class ResultCommitter:
             if len(rows) == 1:
                 await self.put_aside(rows[0][0], error)
                 rows.clear()
-            while rows:  # one of them is to blame, and the others must not suffer for it
+            while rows:  # one of them is the cause, which must not affect the others
                 await self._acknowledge_or_put_aside(rows[:1])
                 del rows[0]
 
@@ -251,7 +251,7 @@ class ResultCommitter:
         saved, error = await self._try_to_save(rows)
         failed = [] if error is None else [(row, error) for row in rows]
         if len(rows) > 1 and error is not None and not isinstance(error, TimeoutError):
-            # One of them may be to blame: the others must not wait for it. When none can be saved, it is the back-end.
+            # One of them may be the cause: the others must not wait for it. If none can be saved, it is the back-end.
             failed = []
             for index, row in enumerate(rows):
                 stored, error = await self._try_to_save([row])

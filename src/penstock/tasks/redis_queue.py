@@ -231,7 +231,7 @@ class RedisTaskQueue:
     ) -> bool:
         """Return a task to be delivered again after the delay; return False if no worker holds it.
 
-        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
+        `counts`: whether it was a failed run. A task that has failed once more than it may be tried again
         (`max_retry`, by default that of the queue) goes to the dead letters.
         """
         when_due(delay, None)
@@ -337,8 +337,8 @@ class RedisTaskQueue:
     ) -> Iterator[None]:
         """Renew the leases of all tasks that this object holds, from a thread, until the context ends.
 
-        `hung` is called before each renewal: the tasks that it returns are let go, and are orphans when their leases
-        expire.
+        `hung` is called before each renewal: the tasks that it returns are no longer renewed, and become orphans
+        when their leases expire.
         """
         interval_ms = heartbeat_interval_ms or usual_heartbeat_ms(self.idle_ms)
         self._reader.late_s = _late_after_s(self.idle_ms, interval_ms)

@@ -1,4 +1,4 @@
-"""Where results are stored and waited for: the key tells that one exists, the stream what it is."""
+"""Where results are stored and waited for: the key shows that one exists, the stream contains it."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _dashboard(url: str) -> Iterator[str]:
 
 
 def _end_in_order() -> None:
-    # Being told to end, and losing the terminal, are to leave as little behind as Ctrl-C does.
+    # SIGTERM and a closed terminal clean up as Ctrl-C does.
     main_task = asyncio.current_task()
     assert main_task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -110,7 +110,7 @@ class DemoRun:
                 self._published.append(await broken.push(self._plan.order(self._plan.scrambled)))
 
     async def _watch(self) -> None:
-        """Look on until everything is settled or the time is up; kill a worker on the way."""
+        """Watch until everything is settled or the time is up; kill a worker meanwhile."""
         deadline = time.monotonic() + _LIMIT_S
         while not self._is_time_up:
             # In this order: what is published or handed out in between is not taken for settled.

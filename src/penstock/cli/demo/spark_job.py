@@ -13,7 +13,7 @@ _PAYLOAD = "`order` bigint, kind string, work_ms double"
 
 
 def run(url: str, folder: Path) -> dict[str, object]:
-    """Read, aggregate, write and write back; return what was counted on the way."""
+    """Read, aggregate, write and write back; return the counts."""
     spark = session("penstock demo", "local[2]", short=True, conf={"spark.log.level": "OFF"})
     try:
         source = spark.read.format("redis_streams").option("url", url).option("streams", STREAM)

@@ -22,7 +22,7 @@ _HOW = "Counted in Redis at the end, entry by entry (XRANGE and XPENDING)."
 
 
 class PlainOutput:
-    """Tells the story in plain lines, for logs and pipes."""
+    """Prints the progress in plain lines, for logs and pipes."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total = console, total
@@ -47,7 +47,7 @@ class PlainOutput:
 
 
 class ProgressOutput:
-    """Shows bars that grow, with the story above them."""
+    """Shows progress bars, with messages above them."""
 
     def __init__(self, console: Console, total: int) -> None:
         columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -41,7 +41,7 @@ class DemoWorkers:
         """Start a worker process."""
         self._workers[name] = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.demo.worker", self._url, name],
-            stdin=subprocess.PIPE,  # its end tells the worker that we are done with it, or that we are gone
+            stdin=subprocess.PIPE,  # the worker ends when this pipe is closed, or this process has died
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us; we end the workers in order
         )

@@ -44,8 +44,8 @@ def dead_after_ms(group: str) -> int:
 class ConsumerState(StrEnum):
     """Whether a consumer works."""
 
-    ACTIVE = "active"  # holds messages, and was heard of lately
-    IDLE = "idle"  # holds nothing, and was heard of lately
+    ACTIVE = "active"  # holds messages, and was active recently
+    IDLE = "idle"  # holds nothing, and was active recently
     DEAD = "dead"  # silent for longer than a lease
 
 
@@ -111,4 +111,4 @@ class WorkerInfo:
     streams: tuple[str, ...]
     groups: tuple[str, ...]
     pending: int
-    idle_ms: int  # since it was last heard of
+    idle_ms: int  # since it was last active

@@ -298,7 +298,7 @@ class Listener:
         except Exception:
             self._config.logger.exception(
                 "lost the subscription to keyspace notifications; subscribing again"
-            )  # sweeps go on
+            )  # sweeps continue
         finally:
             self._hosts.discard(host)
             subscription.close()

@@ -57,7 +57,7 @@ class Runner:
         self._stopping.set_from_outside()
 
     def run(self, on_signal: Callable[[], None] | None) -> None:
-        """Run until stop(), or until the balancer cannot go on."""
+        """Run until stop(), or until the balancer fails."""
         with graceful_end(self._shut_down, self._grace_s, on_signal):
             notices = self._balancer.start()
             self._activities.start(self._follow, notices)

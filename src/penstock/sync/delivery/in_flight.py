@@ -235,7 +235,7 @@ class InFlight:
 
     @contextmanager
     def settling(self, messages: Iterable[StreamMessage]) -> Iterator[None]:
-        """Keep renewals from reporting messages as lost while the server settles them: its reply tells."""
+        """Keep renewals from reporting messages as lost while the server settles them: its reply decides."""
         ids = [message.id for message in messages]
         self._settling.update(ids)
         try:

@@ -21,7 +21,7 @@ from penstock.sync.ops.model import StreamKind
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import ask, run_many, stream_keys
 
-MAX_GROUPS = 64  # of one stream that are looked at
+MAX_GROUPS = 64  # of one stream that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ class Catalogue:
     def snapshots(
         self, names: Sequence[str], most_groups: int = MAX_GROUPS, only_group: str = "", first_group: int = 0
     ) -> dict[str, StreamSnapshot]:
-        """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
+        """Return streams as they are now, without those that are gone, no streams, or not readable by the user."""
         keys = [self.keys(name).stream for name in names]
         return self._read(names, keys, most_groups, only_group, first_group)
 
     def service_snapshots(self, names: Sequence[str]) -> dict[str, StreamSnapshot]:
-        """Look at load balancer streams."""
+        """Return load balancer streams as they are now."""
         return self._read(names, names)
 
     def _read(self, names: Sequence[str], keys: Sequence[str], *args: int | str) -> dict[str, StreamSnapshot]:

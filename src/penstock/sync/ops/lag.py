@@ -126,7 +126,7 @@ def _uncounted(snapshot: StreamSnapshot, group: GroupSnapshot, known: int | None
 
 
 class _Count:
-    """The entries behind a position and those up to it, counted a step at a time until one of both has ended."""
+    """The entries behind a position and those up to it, counted step by step until one of the two is complete."""
 
     def __init__(self, key: str, position: str) -> None:
         self.key, self.position = key, position

@@ -199,7 +199,7 @@ class TaskQueues:
         return sorted(found), is_complete
 
     def status(self, queue: str, task_id: str) -> TaskInfo:
-        """Return where a task is; its state is UNKNOWN if the queue has never heard of it, or not any more."""
+        """Return where a task is; its state is UNKNOWN if the queue has no record of it, or no longer."""
         check_id("task_id", task_id)
         self._lanes(queue)
         keys = self._keys(queue)

@@ -166,7 +166,7 @@ class ResultCommitter:
             self.dirty.set()
 
     def end(self) -> None:
-        """Send on everything that is done, on the way out: what cannot be saved now is given back."""
+        """Settle everything that is done, on shutdown: tasks whose results cannot be saved now are returned."""
         self._requeue_kept()
         self.flush()
         with self._lock:
@@ -175,7 +175,7 @@ class ResultCommitter:
             self._postpone(task, "the result was not saved before the worker stopped")
 
     def flush(self) -> None:
-        """Send on everything that is done."""
+        """Settle everything that is done."""
         with self._flushing:
             while self._done:
                 with self._lock:
@@ -220,7 +220,7 @@ class ResultCommitter:
             if len(rows) == 1:
                 self.put_aside(rows[0][0], error)
                 rows.clear()
-            while rows:  # one of them is to blame, and the others must not suffer for it
+            while rows:  # one of them is the cause, which must not affect the others
                 self._acknowledge_or_put_aside(rows[:1])
                 del rows[0]
 
@@ -252,7 +252,7 @@ class ResultCommitter:
         saved, error = self._try_to_save(rows)
         failed = [] if error is None else [(row, error) for row in rows]
         if len(rows) > 1 and error is not None and not isinstance(error, TimeoutError):
-            # One of them may be to blame: the others must not wait for it. When none can be saved, it is the back-end.
+            # One of them may be the cause: the others must not wait for it. If none can be saved, it is the back-end.
             failed = []
             for index, row in enumerate(rows):
                 stored, error = self._try_to_save([row])

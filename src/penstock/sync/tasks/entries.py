@@ -49,7 +49,7 @@ def runs_before_move(fields: Mapping[str, bytes]) -> int | None:
 
 
 class TaskEntries:
-    """What the entries of one queue hold: the task in `data`, its id and kind beside it for others who read them.
+    """What the entries of one queue hold: the task in `data`, its id and kind in separate fields, for other readers.
 
     A protected task is bound to the queue and to its id: lanes it may change.
     """

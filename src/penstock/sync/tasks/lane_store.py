@@ -128,7 +128,7 @@ class LaneStore:
             args += (held.entry_id, result.task_id, result.kind, result.status.value, body)
         answers = settle(self._client, "tasks/finish", names, args, entry_ids, unconfirmed)
         if unconfirmed or is_again:
-            # An earlier try may have been heard: then this very result is stored.
+            # An earlier try may have arrived: then this very result is stored.
             answers = [
                 1 if not answer and stored(self._client, keys, result.task_id) == body else answer
                 for answer, (_, result), body in zip(answers, rows, bodies, strict=True)
@@ -154,7 +154,7 @@ class LaneStore:
         with suppress(GroupLost):
             answer = settle(self._client, "tasks/release", keys, args, (entry_id,), unconfirmed)
         if unconfirmed and answer == b"gone":
-            answer = _SETTLED_REPLIES.get(ending.what, answer)  # the first try was heard
+            answer = _SETTLED_REPLIES.get(ending.what, answer)  # the first try arrived
         if answer == b"dead":
             self._limit_dead_letters(1)
         return answer.decode()
@@ -250,7 +250,7 @@ class LaneRegistry:
         return LaneStore(self.client, self.keys, lane, self.group, self.consumer)
 
     def listed(self) -> list[LaneStore]:
-        """Return the store of all lanes, for a look that writes nothing: a group may not exist."""
+        """Return the store of all lanes, for a read-only inspection: a group may not exist."""
         return [self._stores.get(lane) or self._made(lane) for lane in self._listed()]
 
     def all(self) -> list[LaneStore]:
@@ -268,7 +268,7 @@ class LaneRegistry:
         return lanes_in(names)
 
     def refresh(self) -> None:
-        """Look up the lanes now."""
+        """Reload the lanes now."""
         lanes = self._listed()
         for lane in [lane for lane in list(self._stores) if lane not in lanes]:
             self.forget(lane)
@@ -300,7 +300,7 @@ class LaneRegistry:
 
     @contextmanager
     def skipping_lost(self) -> Iterator[None]:
-        """Pass over a lane whose stream or group was deleted: the next look creates it."""
+        """Skip a lane whose stream or group was deleted: the next refresh creates it."""
         try:
             yield
         except GroupLost:

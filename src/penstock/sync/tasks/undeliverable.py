@@ -25,7 +25,7 @@ from penstock.tasks.lanes import Lane
 logger = logging.getLogger("penstock.sync.tasks")
 Park: TypeAlias = Callable[[int], None]  # puts an entry aside for so many ms
 _SCANNED = 1_000  # open tasks per script call
-_CHECKED = 250  # likewise, where their entries are looked for
+_CHECKED = 250  # the same, when their entries are searched for
 
 
 class UndeliverableEntries:

@@ -1,5 +1,5 @@
 -- Makes this consumer the owner of a data stream: pending -> owned.
--- KEYS: 1 load balancer stream, 2 owners, 3 token, 4 peers, 5 lock (absent in a cluster, where it lies in another slot)
+-- KEYS: 1 load balancer stream, 2 owners, 3 token, 4 peers, 5 lock (absent in a cluster, where it is in another slot)
 -- ARGV: 1 group, 2 consumer, 3 entry id, 4 data stream, 5 TTL of the lock in ms, 6 '' = this consumer has just read the
 --       entry, else the ms for which its holder must have been silent, 7 deliveries after which it is given up (0 = never),
 --       8 streams owned before this, 9 capacity, 10 ms for which this consumer counts as alive

@@ -1,11 +1,11 @@
--- Included by scripts that take over from holders who gave no sign of life. They define: stream, group, retries, now_ms.
+-- Included by scripts that take over from silent holders. They define: stream, group, retries, now_ms.
 -- each_silent(idle_ms, me, room, cursor, page, take) calls take(entry) for each row of XPENDING that was idle for so long and does
 -- not wait for its retry, except for those of the consumer `me`, while room() says how many more there may be.
 -- Returns: next cursor, whether to call again at once, because there are more rows that wait than one call can pass over.
 -- Two scans. Consumers that were silent for as long are asked for their idle entries: that finds everything of a dead worker and
 -- costs nothing while all are alive, however much they hold. A page of the whole list is examined as well, from a place on: the
 -- guarantee for entries whose owner is alive but has forgotten them.
--- A dead worker may also hold thousands that wait for their retry, before those that it had in hand. They are passed over once:
+-- A dead worker may also hold thousands that wait for their retry, before those that it was processing. They are passed over once:
 -- the cursor is the place in the whole list, and a word for each silent consumer with such rows: digest of its name, when it was
 -- seen last in ms, place behind the rows that were examined ('+' = all). A consumer that was seen again since is examined anew.
 -- include: shared/group_info.lua
