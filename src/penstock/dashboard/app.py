@@ -258,7 +258,7 @@ class Dashboard:
             "here": current_url,
             "json_url": f"{base}{json_path}{f'?{query}' if query else ''}" if json_path else "",
             "given": dict(request.query_params),
-            "is_let_in": self._access.is_authenticated(request),
+            "is_authenticated": self._access.is_authenticated(request),
             "navigation": [page for page in PAGES if page.label],
             "theme": theme if theme in _THEMES else "",
             "allow_actions": self._access.allow_actions,

@@ -227,7 +227,7 @@ class QueueConsumer:
 
     async def _hand_out(self, delivery: QueueDelivery, *, is_again: bool = False) -> QueueDelivery | None:
         if is_late(delivery.expires_at - (self.settings.lease_s or 0.0), self._late_s):
-            return None  # its slot stays in doubt: the next look there asks whether the message is still ours
+            return None  # its slot stays uncertain: the next check finds out whether the message is still ours
         by_name = envelope.as_mapping(delivery.fields)
         try:
             if envelope.is_expired(by_name, time.time()):

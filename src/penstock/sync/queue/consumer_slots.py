@@ -77,7 +77,7 @@ class ConsumerSlot:
     def end_ahead(self, reply: Reply) -> bool:
         """Keep the message in the reply for the next caller; return False if there is none."""
         if isinstance(reply, ConnectionLost):
-            return False  # in doubt
+            return False  # uncertain
         self.ahead = self._received(reply)
         return self.ahead is not None
 
@@ -194,7 +194,7 @@ class ConsumerSlots:
             self._wait_for_return()
 
     def borrow_empty(self) -> ConsumerSlot | None:
-        """Return an empty slot, or None if a slot is in doubt or a message is being returned, which come first."""
+        """Return an empty slot, or None if a slot is uncertain or a message is being returned, which come first."""
         with self._lock:
             if self._is_returning or self._is_any_uncertain:
                 return None
@@ -209,7 +209,7 @@ class ConsumerSlots:
         return ConsumerSlot(self._client, self._keys, f"{self.name}-{self._made}", self._dead_letters)
 
     def put_back(self, slot: ConsumerSlot) -> None:
-        """Take back a slot that is no longer used, with a message that may be in doubt."""
+        """Take back a slot that is no longer used, with a message that may be uncertain."""
         with self._lock:
             if slot.is_given_up or self.is_foreign or not slot.consumer.startswith(self.name):
                 return
@@ -290,7 +290,7 @@ class ConsumerSlots:
     def _return(self, runner: ScriptRunner, slot: ConsumerSlot) -> None:
         keys, (entry_id, _) = self._keys, slot.ahead or ("", [])
         names = (keys.stream, keys.retries(GROUP), keys.attempts(GROUP))
-        slot.ahead = None  # in doubt until the server has answered
+        slot.ahead = None  # uncertain until the server has answered
         try:
             runner.run(script("queue/hand_back"), (len(names), *names, GROUP, slot.consumer, entry_id))
             slot.mark_certain()

@@ -85,7 +85,7 @@ class ResultCommitter:
 
     def abandon(self, task: Task, *, has_run: bool) -> None:
         """Stop renewing a task that cannot be settled: otherwise this worker would hold it forever."""
-        abandon = getattr(self._queue, "let_go", None)
+        abandon = getattr(self._queue, "abandon", None)
         if abandon is not None:
             abandon(task.id, has_run=has_run)
 
