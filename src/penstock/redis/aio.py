@@ -83,9 +83,8 @@ class _TurnLimit:
     """Limits one turn of an event loop: a task that never has to wait would starve all others."""
 
     _LONGEST_S = 0.0005
-    _all: ClassVar[weakref.WeakValueDictionary[int, _TurnLimit]] = (
-        weakref.WeakValueDictionary()
-    )  # by the id of the loop
+    # By the id of the loop.
+    _all: ClassVar[weakref.WeakValueDictionary[int, _TurnLimit]] = weakref.WeakValueDictionary()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         # Referenced only by its connections, because it keeps the loop alive.

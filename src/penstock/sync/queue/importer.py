@@ -59,13 +59,9 @@ def import_queue(
 
 class _Importer:
     def __init__(
-        self,
-        client: StreamClient,
-        queue: QueueKeys,
-        dead_letters: str | None,
-        include_unleased: bool,
+        self, client: StreamClient, queue: QueueKeys, dead_letters: str | None, include_unleased: bool,
         on_progress: OnProgress,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._client, self._include_unleased, self._on_progress = client, include_unleased, on_progress
         self._old, self._keys = ListQueueKeys(queue.name, queue.separator), client.keys(queue.name)
         self._logs: dict[Literal["dead_letters", "completed", "failed"], tuple[str, str]] = {

@@ -191,14 +191,9 @@ class RedisMessageQueue:
     def process_message(self) -> Processing:
         """Return a context manager that yields the next message, or None if none arrived in time."""
         return Processing(
-            self._gateway,
-            self.key,
-            self._options,
-            self._is_stopped,
-            self._processings.add,
-            self._processing_left,
+            self._gateway, self.key, self._options, self._is_stopped, self._processings.add, self._processing_left,
             self._emit,
-        )
+        )  # fmt: skip
 
     def _processing_left(self, processing: Processing) -> None:
         self._processings.discard(processing)

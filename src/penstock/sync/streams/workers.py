@@ -43,7 +43,7 @@ class DeliveryWorkers:
         timeout_ms, self._rng = in_flight.context.config.handler_timeout_ms, random.Random()
         self._timeout_s = math.inf if timeout_ms is None else timeout_ms / 1000
         self._alone, self._suspect_begins = Lock(), Lock()
-        self._is_suspect_running = False  # on its last run, or next: a message that may have killed its holders
+        self._is_suspect_running = False  # a message that may have killed its holders is on its last run, or next
         self._others = WaitQueue()
         self.running: list[RunningCall] = []
 
