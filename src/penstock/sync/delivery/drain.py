@@ -35,7 +35,7 @@ def graceful_end(
     try:
         yield
         shut_down(grace_s)
-    except BaseException:  # also a second signal or cancellation while winding up
+    except BaseException:  # also a second signal or cancellation while shutting down
         shielded(2 * CLEANUP_TIMEOUT_S, shut_down, 0.0)
         raise
     finally:

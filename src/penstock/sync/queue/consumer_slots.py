@@ -46,7 +46,7 @@ class ConsumerSlot:
         self.commands = GroupCommands(client, keys, GROUP, consumer, dead_letters)
         self.is_uncertain = False  # a message that no caller has may be pending here
         self.is_given_up = False
-        self._has_read = False  # the doubtful message was new, not taken from another consumer
+        self._has_read = False  # the uncertain message was new, not taken from another consumer
         self._reading = BlockingRead(client, keys.stream)
         self._scope: object = None
         self._ask_host: Host | None = None
