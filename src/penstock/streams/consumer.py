@@ -291,7 +291,7 @@ class StreamConsumer:
             self._reader.must_sweep()
         return True
 
-    # --- winding up ---------------------------------------------------------------------------------
+    # --- shutting down ------------------------------------------------------------------------------
 
     async def _shut_down(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
         self._stopping.set()  # if cancelled: wake the activities
