@@ -15,7 +15,7 @@ BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300
 OUTCOMES = ("ok", "error", "skip", "retry", "snooze", "dead", "refused", "unsaved")
 _WINDOW_S = 60.0
 _BUCKET_S = 0.1
-_LEAST_SPAN_S = 1.0
+_MIN_SPAN_S = 1.0
 
 
 class RateTracker:
@@ -53,7 +53,7 @@ class RateTracker:
             if not total:
                 return 0.0
             first = self._closed[0][0] if self._closed else self._opened_at
-        return total / max(now - first, _LEAST_SPAN_S)
+        return total / max(now - first, _MIN_SPAN_S)
 
     def _open_bucket(self, now: float) -> None:
         with self._lock:
@@ -169,7 +169,7 @@ class WorkerTally:
         with self._lock:
             outcomes[outcome] += number
 
-    def took(self, kind: str, seconds: float) -> None:
+    def record_duration(self, kind: str, seconds: float) -> None:
         """Record the duration of a run."""
         tally = self.of(kind)
         with self._lock:

@@ -11,7 +11,7 @@ from penstock.number_checks import check_number
 
 _NONE = "none"  # how a file says that there is no limit: TOML has no null
 _LARGE_RECORD = 16 << 20
-_MOST_TOGETHER = 100
+_MAX_TOGETHER = 100
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class DeadLetterLimits:
         )
 
     @property
-    def together(self) -> int:
+    def apply_every(self) -> int:
         """How many records may be written before the limits are applied again: a hundredth of what is kept."""
-        by_count = _MOST_TOGETHER if self.max_count is None else self.max_count // 100
-        by_bytes = _MOST_TOGETHER if self.max_bytes is None else self.max_bytes // _LARGE_RECORD
-        return max(1, min(_MOST_TOGETHER, by_count, by_bytes))
+        by_count = _MAX_TOGETHER if self.max_count is None else self.max_count // 100
+        by_bytes = _MAX_TOGETHER if self.max_bytes is None else self.max_bytes // _LARGE_RECORD
+        return max(1, min(_MAX_TOGETHER, by_count, by_bytes))
 
     @property
     def arguments(self) -> tuple[int, int, int, int]:

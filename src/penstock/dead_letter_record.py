@@ -54,20 +54,20 @@ def record(
 ) -> Record:  # fmt: skip
     """Return the fields of a dead letter: those of the entry, as far as they fit, and what happened to it."""
     kept, cut = kept_fields(fields)
-    told = {
+    attributes = {
         "reason": str(reason),
         "source_stream": source,
         "source_id": entry_id,
         "group": group,
         "consumer": consumer,
         "error": class_of(error),
-        "error_text": error_text if error_text is not None else said_by(error),
+        "error_text": error_text if error_text is not None else kept_text(error),
         "traceback": traceback_of(error),
         "attempts": attempts,
         "deliveries": deliveries,
         "dead_at": time.time_ns() // 1_000_000,
     }
-    happened = (part for attribute, value in told.items() for part in (FIELDS[attribute], value))
+    happened = (part for attribute, value in attributes.items() for part in (FIELDS[attribute], value))
     return [*kept, *((CUT, cut) if cut else ()), *happened]
 
 
@@ -155,13 +155,13 @@ def class_of(error: BaseException | None) -> str:
     return "" if error is None else name_of(error)
 
 
-def said_by(error: BaseException | None) -> str:
+def kept_text(error: BaseException | None) -> str:
     """Return what an error says, as far as it is kept; '' for none."""
     return "" if error is None else text_of(error)
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """Return the end of the traceback of an error; '' where it tells nothing: no code of the user's has failed."""
+    """Return the end of the traceback of an error; '' if it would not help: no code of the user failed."""
     if error is None or isinstance(error, DecodeError) or (error.__traceback__ is None and error.__cause__ is None):
         return ""
     try:

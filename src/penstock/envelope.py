@@ -31,9 +31,9 @@ NO_HEADERS: Mapping[str, str] = {}
 
 MAX_NUMBER = (1 << 63) - 1
 MAX_HEADERS = 1 << 20  # bytes
-_MOST_SHOWN = 2_000  # characters of headers that are none
+_MAX_SHOWN = 2_000  # characters of headers that are none
 _MAX_DIGITS = len(str(MAX_NUMBER))
-_MOST_NAMES, _LONGEST_NAME = 1_000, 64
+_MAX_NAMES, _LONGEST_NAME = 1_000, 64
 _ESCAPE = "\\x"
 _ESCAPED = re.compile(rb"\\(?:x([0-9a-f]{2})|\\)")
 
@@ -70,7 +70,7 @@ def decode_headers(raw: bytes | None) -> Mapping[str, str]:
             return _decode_headers(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):  # text that is no UTF-8 is a ValueError
         pass
-    return {"raw": text(raw, _MOST_SHOWN)}
+    return {"raw": text(raw, _MAX_SHOWN)}
 
 
 def text(raw: bytes | None, most: int | None = None) -> str:
@@ -130,17 +130,17 @@ def field_bytes(name: str) -> bytes:
     return _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else b"\\", name.encode())
 
 
-class _Names(dict[bytes, str]):
+class _NameCache(dict[bytes, str]):
     """Remembers the names of fields: there are few, and every message has them."""
 
     def __missing__(self, raw: bytes) -> str:
         name = field_name(raw)
-        if len(self) < _MOST_NAMES and len(raw) <= _LONGEST_NAME:  # any writer of the stream can choose them
+        if len(self) < _MAX_NAMES and len(raw) <= _LONGEST_NAME:  # any writer of the stream can choose them
             self[raw] = name
         return name
 
 
-_name_of = _Names().__getitem__
+_name_of = _NameCache().__getitem__
 
 
 def as_mapping(fields: Fields) -> dict[str, bytes]:

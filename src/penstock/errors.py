@@ -16,11 +16,11 @@ MAX_TEXT = 2_000  # characters of what an error says
 _MAX_NAME = 200
 
 
-def text_of(error: BaseException, spell: Callable[[BaseException], str] = str) -> str:
+def text_of(error: BaseException, to_text: Callable[[BaseException], str] = str) -> str:
     """Return the beginning of what an error says, as text that can be stored, even if saying it fails."""
     # Whatever a user's __str__ raises, SystemExit included: this is called where a failure is being dealt with.
     try:
-        return _storable(spell(error), MAX_TEXT)
+        return _storable(to_text(error), MAX_TEXT)
     except BaseException as failure:
         return f"{name_of(error)}; formatting it raised {name_of(failure)}"
 

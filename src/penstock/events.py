@@ -16,11 +16,11 @@ class EventName(StrEnum):
     RECONNECTED = "reconnected"  # the reader has a new connection
     RECLAIMED = "reclaimed"  # count, ids
     SWEPT = "swept"  # count, ids: own pending entries that no handler of this process held
-    RETRIED = "retried"  # count
+    RETRIED = "retried"  # count; of queues and tasks: id, delay_s, counts (whether this run counts as an attempt)
     DEAD_LETTERED = "dead_lettered"  # id, reason, error
     DEAD_LETTERS_TRIMMED = "dead_letters_trimmed"  # count: the oldest, beyond their limits
     MISSING = "missing"  # ids: pending entries whose body was trimmed or deleted
-    LEASE_LOST = "lease_lost"  # ids
+    LEASE_LOST = "lease_lost"  # ids; of a queue also reason: it may also be about to expire
     HANDED_BACK = "handed_back"  # count; of a balancer: ids
     GROUP_LOST = "group_lost"  # position: where the group was created again
     CONSUMER_REMOVED = "consumer_removed"  # names
@@ -35,10 +35,8 @@ class EventName(StrEnum):
     EMPTY = "empty"  # a wait ended without a message
     COMPLETED = "completed"  # id
     FAILED = "failed"  # id, error, attempts: the handler raised
-    RETURNED = "returned"  # id, delay_s, counts: it will be handed out again
     DISCARDED = "discarded"  # id: failed, and the policy wants no retry
     RENEWED = "renewed"  # id: the lease
-    RENEWAL_FAILED = "renewal_failed"  # id, reason: the lease will run out, or has
     STALE = "stale"  # id, what: refused, because another consumer has the message
     UNSETTLED = "unsettled"  # id, error: Redis was out of reach; the next call tries again
     UNLOGGED = "unlogged"  # id, log: done, but the log refused its record
@@ -63,7 +61,7 @@ EventSink = Callable[[Event], None]
 Emit = Callable[..., None]  # of an EventName, and its fields by name
 
 
-def tell(sink: EventSink, event: Event) -> None:
+def notify(sink: EventSink, event: Event) -> None:
     """Call a user's function with an event; log its errors."""
     try:
         sink(event)
@@ -80,4 +78,4 @@ class Emitter:
     def __call__(self, name: EventName, **fields: object) -> None:
         """Emit an event."""
         if self.sink is not None:
-            tell(self.sink, Event(name, self._stream, self._group, fields))
+            notify(self.sink, Event(name, self._stream, self._group, fields))

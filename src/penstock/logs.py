@@ -8,7 +8,7 @@ import traceback
 
 from penstock.errors import PenstockError, summary_of
 
-_MOST_BYTES = 65_536
+_MAX_BYTES = 65_536
 _REMINDER_S = 60.0
 _PARTS = (
     "balancer", "cli", "dashboard", "dead_letters", "delivery", "events", "ops", "queue", "redis", "results",
@@ -37,7 +37,7 @@ class _Writable(logging.Filter):
 def _is_writable(error: BaseException) -> bool:
     try:
         str(error)
-        return len("".join(traceback.format_exception(error)).encode()) <= _MOST_BYTES
+        return len("".join(traceback.format_exception(error)).encode()) <= _MAX_BYTES
     except BaseException:  # code of the user's
         return False
 

@@ -21,7 +21,7 @@ class Plugins:
     def __init__(self, group: str, noun: str, built_in: Mapping[str, str]) -> None:
         self.group, self.noun, self._built_in = group, noun, built_in
 
-    def sync_twin(self) -> Plugins:
+    def sync_counterpart(self) -> Plugins:
         """Return the plug-ins of the same names for plain functions and threads."""
         built_in = {name: target.replace("penstock.", "penstock.sync.", 1) for name, target in self._built_in.items()}
         return Plugins(self.group.replace("penstock.", "penstock.sync_", 1), self.noun, built_in)

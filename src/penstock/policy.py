@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from penstock.errors import FatalError, NotAuthentic, RetryLater, Snooze, delay_asked_s
 
-_MOST_FAILING = 10_000  # of which the failures are counted
+_MAX_FAILING = 10_000  # of which the failures are counted
 
 
 class Reason(StrEnum):
@@ -63,10 +63,10 @@ class Backoff:
     max_ms: int
     jitter: float
 
-    def delay_ms(self, attempt: int, chance: random.Random) -> int:
+    def delay_ms(self, attempt: int, rng: random.Random) -> int:
         """Return the delay after the given failed attempt (1 = the first)."""
         plain = doubling(self.initial_ms, attempt, self.max_ms)
-        return max(1, round(plain * (1 + self.jitter * chance.uniform(-1, 1)))) if plain else 0
+        return max(1, round(plain * (1 + self.jitter * rng.uniform(-1, 1)))) if plain else 0
 
 
 class DelaysById:
@@ -77,7 +77,7 @@ class DelaysById:
 
     def next_ms(self, failed_id: str) -> tuple[int, bool]:
         """Count a failure; return the delay after it, and whether it is the first one."""
-        if len(self._failures) >= _MOST_FAILING:
+        if len(self._failures) >= _MAX_FAILING:
             self._failures.clear()  # others may have settled them since
         failures = self._failures[failed_id] = self._failures.get(failed_id, 0) + 1
         return round(doubling(1_000, failures, 60_000)), failures == 1
@@ -113,7 +113,7 @@ class AttemptLimits:
 
 def after_failure(
     error: BaseException | None, deliveries: int, attempts: int, limits: AttemptLimits, backoff: Backoff,
-    chance: random.Random, *, is_pointless: bool = False,
+    rng: random.Random, *, is_pointless: bool = False,
 ) -> Verdict:  # fmt: skip
     """Decide about a message whose handler failed; `deliveries` and `attempts` include the failed run.
 
@@ -128,4 +128,4 @@ def after_failure(
         return GiveUp(Reason.MAX_DELIVERIES)
     if asked_s is not None:
         return RetryAfter(round(asked_s * 1000))
-    return RetryAfter(backoff.delay_ms(attempts, chance))
+    return RetryAfter(backoff.delay_ms(attempts, rng))

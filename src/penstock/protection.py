@@ -29,7 +29,7 @@ _KINDS: dict[Mode, int] = {"sign": 1, "encrypt": 2}
 _WANTED: dict[Mode, str] = {"sign": "signed", "encrypt": "encrypted"}
 _MAC, _NONCE, _TAG = 32, 12, 16
 _MAX_KEY_ID = 64
-_LEAST_KEY, _AES_KEY = 32, 32
+_MIN_KEY, _AES_KEY = 32, 32
 
 
 class Protection:
@@ -162,9 +162,9 @@ def _checked(mode: Mode, key_id: object, key: object) -> bytes:
         raise ConfigurationError(f"the key {key_id!r} must be bytes, not {type(key).__name__}")
     if mode == "encrypt" and len(key) != _AES_KEY:
         raise ConfigurationError(f"the key {key_id!r} has {len(key)} bytes; AES-256 needs {_AES_KEY}: os.urandom(32)")
-    if len(key) < _LEAST_KEY:
+    if len(key) < _MIN_KEY:
         raise ConfigurationError(
-            f"the key {key_id!r} has {len(key)} bytes; at least {_LEAST_KEY} are needed: os.urandom(32)"
+            f"the key {key_id!r} has {len(key)} bytes; at least {_MIN_KEY} are needed: os.urandom(32)"
         )
     return key
 

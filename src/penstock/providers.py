@@ -13,8 +13,8 @@ from penstock.settings import ResultBackendSettings, Settings, TaskQueueSettings
 from penstock.settings.masking import secrets_of, without_secrets
 
 # Plug-ins for plain functions and threads are offered in groups of their own.
-TASK_QUEUES = plugins.TASK_QUEUES  # sync: TASK_QUEUES = plugins.TASK_QUEUES.sync_twin()
-RESULT_BACKENDS = plugins.RESULT_BACKENDS  # sync: RESULT_BACKENDS = plugins.RESULT_BACKENDS.sync_twin()
+TASK_QUEUES = plugins.TASK_QUEUES  # sync: TASK_QUEUES = plugins.TASK_QUEUES.sync_counterpart()
+RESULT_BACKENDS = plugins.RESULT_BACKENDS  # sync: RESULT_BACKENDS = plugins.RESULT_BACKENDS.sync_counterpart()
 
 
 def make_task_queue(settings: Settings | TaskQueueSettings) -> Any:

@@ -80,7 +80,7 @@ class Serializer(Protocol):
         """Return the payload of the bytes, or raise DecodeError."""
 
 
-class _Bounded:
+class _LimitedSerializer:
     """What JSON and msgpack share: msgspec encodes and decodes, and size and depth are limited in both directions."""
 
     _form = ""
@@ -168,7 +168,7 @@ class _Bounded:
         )
 
 
-class JsonSerializer(_Bounded):
+class JsonSerializer(_LimitedSerializer):
     """JSON in UTF-8, at msgspec's speed and with the semantics of Python's `json`.
 
     Besides what `json` supports, it writes datetimes, UUIDs, Decimals, enums and bytes (base64) as strings,
@@ -227,7 +227,7 @@ class JsonSerializer(_Bounded):
         if raw.count(b"{") + raw.count(b"[") <= self._max_depth:
             return False
         # Keep only the brackets, then remove the innermost pairs once per level. Strings vanish as pairs of
-        # quotes unless they contain brackets or escapes; then only walking through the data can tell.
+        # quotes unless they contain brackets or escapes; then only walking through the data answers it.
         shape = raw.translate(_ONE_BRACKET, _NO_SHAPE).replace(b'""', b"")
         if b'"' in shape or b"\\" in shape:
             return True
@@ -238,7 +238,7 @@ class JsonSerializer(_Bounded):
         return True
 
 
-class MsgpackSerializer(_Bounded):
+class MsgpackSerializer(_LimitedSerializer):
     """MessagePack, byte-compatible with the `msgpack` package (`use_bin_type=True`, `raw=False`).
 
     Raises: EncodeError for values that msgpack cannot represent, with their path in the payload; PayloadTooLarge beyond
@@ -297,7 +297,7 @@ class PickleSerializer:
             raise _bad_payload("pickle", cut(summary_of(error)), raw) from error
 
 
-def shortcut(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
+def fast_decoder(serializer: Serializer) -> tuple[Callable[[bytes], Any], int]:
     """Return a faster decode() and the largest size it may be used for; if it fails, decode() decides."""
     if type(serializer) is JsonSerializer or type(serializer) is MsgpackSerializer:  # a subclass may do more
         return serializer._loads, serializer._harmless_bytes  # noqa: SLF001
@@ -318,7 +318,7 @@ def load_serializer(name: str, **options: object) -> Serializer:
     """Return the serializer of that name: json, msgpack, pickle, or one that an installed package offers.
 
     Packages offer a class or factory, called with the options, under the entry point group
-    `penstock.serializers`. Only the one that is asked for is imported.
+    `penstock.serializers`. Only the requested one is imported.
 
     Raises: ConfigurationError for an unknown name, and for a plug-in that cannot be imported or made.
     """

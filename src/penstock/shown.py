@@ -16,7 +16,7 @@ import msgspec
 from penstock import ids
 
 _DEEPEST = 100
-_MOST_BITS = 10_000  # of a number in JSON; Python refuses to write more than 4,300 digits
+_MAX_BITS = 10_000  # of a number in JSON; Python refuses to write more than 4,300 digits
 
 
 def shown(value: object) -> str:
@@ -79,7 +79,7 @@ def _with_times(named: dict[str, Any]) -> dict[str, Any]:
 def _scalar(value: Any) -> Any:
     if isinstance(value, Enum):
         return _scalar(value.value)
-    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+    if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         return hex(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -23,7 +23,7 @@ _RUNNER_METHOD = getattr(asyncio.Runner, "_on_sigint", None)
 
 
 class SignalOwner:
-    """Has installed its method `handle_signal` for signals, and wants to be asked together with subscribers."""
+    """Has installed its method `handle_signal` for signals, and is called together with the subscribers."""
 
     def handle_signal(self, number: int, _frame: FrameType | None) -> None:
         """Handle a signal: the first one asks, the second has its usual effect."""
@@ -46,7 +46,7 @@ class SignalWatch:
     _lock: ClassVar[threading.RLock] = threading.RLock()
     _subscribers: ClassVar[dict[object, Callable[[], object]]] = {}  # replaced, never changed: handlers take no lock
     _previous: ClassVar[dict[signal.Signals, _Handler]] = {}
-    _is_asked: ClassVar[bool] = False
+    _is_requested: ClassVar[bool] = False
 
     @classmethod
     def subscribe(cls, callback: Callable[[], object]) -> Callable[[], None]:
@@ -60,7 +60,7 @@ class SignalWatch:
             cls._subscribers = {**cls._subscribers, token: callback}
             if _is_main_thread():
                 cls._install()
-        if cls._is_asked:
+        if cls._is_requested:
             callback()
         return functools.partial(cls._unsubscribe, token)
 
@@ -70,7 +70,7 @@ class SignalWatch:
             cls._subscribers = {other: callback for other, callback in cls._subscribers.items() if other is not token}
             if cls._subscribers:
                 return
-            cls._is_asked = False
+            cls._is_requested = False
             # Another thread cannot restore handlers; the handler itself does so when there is no subscriber.
             if _is_main_thread():
                 cls._restore()
@@ -96,10 +96,10 @@ class SignalWatch:
     @staticmethod
     def _handle(number: int, frame: FrameType | None) -> None:
         cls = SignalWatch
-        if cls._is_asked or not cls._subscribers:
+        if cls._is_requested or not cls._subscribers:
             cls._end(signal.Signals(number))
             return
-        cls._is_asked = True
+        cls._is_requested = True
         for callback in cls._subscribers.values():
             try:
                 callback()
@@ -121,7 +121,7 @@ class SignalWatch:
     def forget_parent(cls) -> None:
         """Start afresh in a forked child; called by the interpreter."""
         cls._lock = threading.RLock()  # a thread that exists only in the parent may hold the old one
-        cls._subscribers, cls._is_asked = {}, False
+        cls._subscribers, cls._is_requested = {}, False
         cls._restore()
 
 

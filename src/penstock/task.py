@@ -28,7 +28,7 @@ _NEW_IDS = ids.MessageIds()
 ID_PATTERN = r"[0-9A-Za-z][0-9A-Za-z_.-]{0,127}"  # safe as a file name, a key of an object store and in a URL
 _ID = re.compile(ID_PATTERN)
 _TAG = re.compile(r"[0-9A-Za-z_.-]{1,64}")  # part of the name of a stream
-_MOST_REQUIRED = 200  # characters of all capabilities and the commas between them, which a stream name has room for
+_MAX_REQUIRED = 200  # characters of all capabilities and the commas between them, which a stream name has room for
 
 
 def _now() -> datetime:
@@ -45,13 +45,13 @@ def check_id(what: str, value: object) -> None:
 
 
 _KINDS: set[str] = set()  # that were checked: there are few kinds and many tasks
-_MOST_KINDS = 1_000
+_MAX_KINDS = 1_000
 
 
 def _check_kind(kind: str) -> None:
     if kind not in _KINDS:
         check_name("kind", kind)
-        if len(_KINDS) < _MOST_KINDS:
+        if len(_KINDS) < _MAX_KINDS:
             _KINDS.add(kind)
 
 
@@ -154,9 +154,9 @@ class Task(msgspec.Struct, kw_only=True, frozen=True):
         if not isinstance(given, frozenset):
             msgspec.structs.force_setattr(self, "requires", frozenset(given))
         size = len(",".join(self.requires))
-        if size > _MOST_REQUIRED:
+        if size > _MAX_REQUIRED:
             raise ConfigurationError(
-                f"requires has {size} characters, more than the limit of {_MOST_REQUIRED} for all capabilities "
+                f"requires has {size} characters, more than the limit of {_MAX_REQUIRED} for all capabilities "
                 "together: use fewer, or shorter names"
             )
 

@@ -56,7 +56,7 @@ def moment(at: datetime | float | None) -> str:
 
 def as_datetime(at: datetime | float | None) -> datetime | None:
     """Return a time that is given in ms since 1970; None if it is not a time."""
-    # Ids are chosen by whoever adds an entry, and need not be times at all.
+    # A producer may choose any ids, which need not be times.
     if at is None or isinstance(at, datetime):
         return at
     try:

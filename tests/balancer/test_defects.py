@@ -237,7 +237,9 @@ async def test_7_an_entry_that_names_a_stream_outside_the_rights_of_its_consumer
     server = start_server()
     with redis.Redis(unix_socket_path=server.unix_socket) as admin:
         rights = rights_of(RoleName.BALANCER, Place(streams=("session-*",), services=("svc",)))
-        rules = rights.rules(name for name in rights.asked if name != "WAITAOF")  # which old servers do not know
+        rules = rights.rules(
+            name for name in rights.command_names if name != "WAITAOF"
+        )  # which old servers do not know
         admin.execute_command("ACL", "SETUSER", "limited", ">secret", *rules)
         add_raw(admin, "other-1")
         add_raw(admin, "session-1")

@@ -57,7 +57,7 @@ async def test_a_claim_whose_reply_comes_after_another_consumer_took_the_stream_
         claim = start(late.claim, payload)
         await let_lock_run_out(raw, payload, late.id)
         await prompt.claim(payload)
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         with pytest.raises(AlreadyClaimed, match="is owned by redis-consumer-prompt"):
             await join(claim)
         assert late.owned == []
@@ -75,7 +75,7 @@ async def test_a_claim_whose_reply_comes_after_the_lock_ran_out_takes_it_again_i
         await hold_replies(proxied, raw, fault_proxy)
         claim = start(late.claim, payload)
         await let_lock_run_out(raw, payload, late.id)
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         ownership = await join(claim)
         assert ownership.token > 1, "the token is that of the lock that it has now"
         assert (ownership.payload, ownership.deliveries) == (payload, 2), "one claim is one delivery"
@@ -95,7 +95,7 @@ async def test_a_new_stream_whose_lock_ran_out_before_the_reply_and_that_another
         reading = start(late._reader._own, [row])
         await let_lock_run_out(raw, payload, late.id)
         await prompt.claim(payload)
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         await join(reading)
         assert late.owned == []
         assert late._notices.room == late.config.output_chan_size, "there is no StreamAdded"
@@ -110,7 +110,9 @@ async def test_the_lock_of_a_claim_is_extended_before_its_reply_is_handled(
     async with StreamClient.from_url(fault_proxy.url) as proxied:
         late = quick(proxied, "late", **LASTING)
         # The heartbeat reaches the server directly: its thread runs while the event loop is starved.
-        late._heartbeat = Heartbeat(client.settings, late.keys, late.id, late.config, late._holdings, late._told_lost)
+        late._heartbeat = Heartbeat(
+            client.settings, late.keys, late.id, late.config, late._holdings, late._on_lease_lost
+        )
         late._beat()
         await hold_replies(proxied, raw, fault_proxy)
         claim = start(late.claim, payload)
@@ -119,6 +121,6 @@ async def test_the_lock_of_a_claim_is_extended_before_its_reply_is_handled(
             age_locks(raw)
             await eventually(lambda: are_extended(raw))
         assert not is_done(claim)
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         assert (await join(claim)).token == 1, "it was granted once"
         await late.done()

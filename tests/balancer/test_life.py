@@ -51,7 +51,7 @@ async def test_a_released_stream_is_handed_over_at_once(client: StreamClient, ra
 async def test_a_stream_that_was_handed_over_comes_back_at_once_when_its_new_owner_dies(
     client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.balancer.orphans._KEPT_AWAY_S", 3_600.0)
+    monkeypatch.setattr("penstock.balancer.orphans._LEAVE_TO_OTHERS_S", 3_600.0)
     async with following(quick(client, "a")) as (a,):
         add_raw(raw, "session-1")
         await eventually(lambda: a.added)

@@ -254,7 +254,7 @@ def test_a_reader_looks_and_changes_nothing(as_user: As, check: Check, raw: redi
         "queue/stats",
         "tasks/gauges",
         "queue/unread",
-        "ops/look",
+        "ops/snapshot",
         "ops/entries",
         "ops/bodies",
     ],
@@ -306,7 +306,7 @@ def test_a_role_in_a_cluster_finds_its_server(cluster: Cluster) -> None:
     rules = rights_of(RoleName.WORKER, place)
     for host, port in cluster.addresses:
         with redis.Redis(host, port) as node:
-            node.execute_command("ACL", "SETUSER", "shop", ">secret", *rules.rules(rules.asked))
+            node.execute_command("ACL", "SETUSER", "shop", ">secret", *rules.rules(rules.command_names))
     url = "redis+cluster://" + ",".join(f"{host}:{port}" for host, port in cluster.addresses)
     try:
         with SyncClient.from_url(url, username="shop", password="secret") as client:

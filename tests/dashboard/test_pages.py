@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import redis
 
-from penstock.dashboard.live import Live
+from penstock.dashboard.live import LiveData
 from penstock.dashboard.pages import PAGES
 from penstock.errors import ConnectionLost
 from penstock.ops import DeadLetterFilter, FailureGroups, Inspector
@@ -51,7 +51,7 @@ async def test_dead_letters_by_cause_are_found_again_as_rarely_as_they_are_costl
             now_s[0] += 0.1
             return FailureGroups((), len(asked), is_complete=True)
 
-    live, everything = Live(cast("Inspector", SimpleNamespace(dead_letters=Letters())), 2.0), DeadLetterFilter()
+    live, everything = LiveData(cast("Inspector", SimpleNamespace(dead_letters=Letters())), 2.0), DeadLetterFilter()
     monkeypatch.setattr("penstock.dashboard.live.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     both = await asyncio.gather(*(live.failures("orders", everything, "") for _ in range(2)))
     assert [found.read for found in both] == [1, 1]
@@ -68,7 +68,7 @@ async def test_dead_letters_by_cause_are_found_again_as_rarely_as_they_are_costl
 
 async def test_browsers_share_the_values_of_a_page_until_the_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, samples, loaded = [1_000.0], [SimpleNamespace(number=1)], list[str]()
-    live = Live(cast("Inspector", SimpleNamespace()), 2.0)
+    live = LiveData(cast("Inspector", SimpleNamespace()), 2.0)
     monkeypatch.setattr("penstock.dashboard.live.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     monkeypatch.setattr(live, "sampler", SimpleNamespace(samples=samples))
 
@@ -221,7 +221,7 @@ def test_the_feed_begins_with_the_history_and_goes_on_with_samples(
 
 async def test_however_many_look_one_sampler_asks_the_server(redis_url: str) -> None:
     async with Inspector.from_url(redis_url) as inspector:
-        live = Live(inspector, every_s=86_400.0)
+        live = LiveData(inspector, every_s=86_400.0)
         await asyncio.gather(*(live.start() for _ in range(5)))
         assert len(live.sampler.samples) == 1
         feeds = [live.feed() for _ in range(5)]
@@ -242,7 +242,7 @@ async def test_the_feed_is_current_after_an_outage_whatever_the_clocks_say(
         raise ConnectionLost("the connection broke")
 
     async with Inspector.from_url(redis_url) as inspector:
-        live = Live(inspector, every_s=86_400.0)
+        live = LiveData(inspector, every_s=86_400.0)
         feed = live.feed()
         assert json.loads((await anext(feed)).partition("data: ")[2]) == []
         with monkeypatch.context() as patched:

@@ -60,9 +60,9 @@ def test_a_host_that_was_allowed_is_answered(start_dashboard: StartDashboard) ->
 
 
 def test_with_a_token_an_address_is_enough_as_a_host() -> None:
-    assert Access.of(TOKEN, (), allow_actions=False).knows_host("192.168.0.1:9809")
-    assert not Access.of(None, (), allow_actions=False).knows_host("192.168.0.1:9809")
-    assert not Access.of(TOKEN, (), allow_actions=False).knows_host("evil.example")
+    assert Access.of(TOKEN, (), allow_actions=False).is_allowed_host("192.168.0.1:9809")
+    assert not Access.of(None, (), allow_actions=False).is_allowed_host("192.168.0.1:9809")
+    assert not Access.of(TOKEN, (), allow_actions=False).is_allowed_host("evil.example")
 
 
 @pytest.mark.parametrize("header", ["", "a/b", "a?b", "u@h", "h:x", "[::1", "h:99999999", "a#b"])

@@ -16,10 +16,12 @@ from penstock.queue.processing import Processing
 from penstock.spark.pipeline.steps import Handler
 from penstock.spark.reprocess.task import Work
 from penstock.tasks.dead_tasks import DeadTasks
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, table_column
 
 PAGE = (ROOT / "docs" / "reference" / "vocabulary.md").read_text()
-TABLE = PAGE.partition("## Names")[2].partition("## Units")[0]
+TABLE = PAGE.partition("## Names")[2].partition("## Events")[0]
+EVENTS = PAGE.partition("## Events")[2].partition("## Units")[0]
+UNITS = PAGE.partition("## Units")[2]
 WORDS = sorted(set(re.findall(r"`([^`]+)`", TABLE)))
 OTHERS: dict[str, Any] = {
     "Processing": Processing, "DeadTasks": DeadTasks, "Handler": Handler, "Work": Work,
@@ -60,3 +62,28 @@ def test_every_option_of_spark_in_the_table_is_one(word: str) -> None:
 def test_every_part_of_the_vocabulary_has_its_column() -> None:
     rows = [line.count("|") for line in TABLE.strip().splitlines()]
     assert set(rows) == {7}
+
+
+@pytest.mark.parametrize(
+    ("part", "headings"),
+    [
+        ("streams", ["## Consumers", "## Producers"]), ("queue", ["## Queues"]), ("tasks", ["## Tasks"]),
+        ("balancer", ["## Balancers"]),
+    ],
+)  # fmt: skip
+def test_every_event_of_a_part_is_one_of_its_events(part: str, headings: list[str]) -> None:
+    header, _, *rows = [[cell.strip() for cell in line.split("|")] for line in EVENTS.splitlines() if "|" in line]
+    column = header.index(part)
+    named = {word for row in rows for word in re.findall(r"`([a-z_]+)`", row[column].partition(",")[0])}
+    page = ROOT / "docs" / "reference" / "events.md"
+    known = {word for heading in headings for word in table_column(page, heading)}
+    if part == "queue":  # which sends these as consumers do
+        known |= {"consumer_removed", "trimmed"}
+    assert named
+    assert named <= known
+
+
+def test_every_duration_of_the_balancer_without_a_unit_in_its_name_has_one_on_the_page() -> None:
+    names = [field.name for field in dataclasses.fields(BalancerConfig)]
+    bare = {name for name in names if re.search(r"(time|timeout|interval|delay)$", name)}
+    assert bare == {name for name in names if f"`{name}`⁴" in UNITS}

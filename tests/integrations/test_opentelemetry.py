@@ -136,6 +136,20 @@ def test_a_message_of_a_queue_is_a_span_from_its_claim_to_its_end(client: Stream
     assert (events["emails", "published"], events["emails", "claimed"], events["emails", "dead_lettered"]) == (2, 2, 1)
 
 
+def test_a_message_of_a_queue_that_lost_its_lease_is_a_span_until_its_handler_has_ended(collected: Collected) -> None:
+    def report(name: EventName, **fields: object) -> None:
+        collected.telemetry.on_event(Event(name, "emails", "queue", fields))
+
+    report(EventName.CLAIMED, id="1-0")
+    report(EventName.LEASE_LOST, ids=["1-0"], reason="lost the lease to another consumer")
+    assert collected.spans("process emails") == []
+    report(EventName.FAILED, id="1-0", error="bounced")
+    report(EventName.STALE, id="1-0", what="retried")
+    [span] = collected.spans("process emails")
+    assert span.status.status_code is StatusCode.ERROR
+    assert [event.name for event in span.events] == ["lease_lost", "stale"]
+
+
 def test_tasks_have_spans_by_kind_and_a_snooze_is_no_failure(client: StreamClient, collected: Collected) -> None:
     telemetry, handlers = collected.telemetry, Handlers()
 
@@ -156,7 +170,7 @@ def test_tasks_have_spans_by_kind_and_a_snooze_is_no_failure(client: StreamClien
     assert spans.keys() == {"now", "later"}
     assert all(span.status.status_code is StatusCode.UNSET for span in spans.values())
     assert [event.name for event in spans["later"].events] == ["Snooze"]
-    assert (collected.events()["jobs", "completed"], collected.events()["jobs", "returned"]) == (1, 1)
+    assert (collected.events()["jobs", "completed"], collected.events()["jobs", "retried"]) == (1, 1)
 
 
 def test_a_balanced_stream_is_a_span_while_it_is_owned(

@@ -241,7 +241,7 @@ async def test_ids_are_looked_for_among_the_newest(
     assert (found, is_complete) == ({letter.task_id: letter.id for letter in letters}, True)
     found, is_complete = await inspector.dead_letters.begin_with("jobs", letters[0].id[:5], most=4)
     assert (found, is_complete) == ({letter.id: letter.id for letter in letters[:4]}, False)
-    monkeypatch.setattr(dead_letters_module, "MOST_LOOKED_AT", 4)
+    monkeypatch.setattr(dead_letters_module, "MAX_SCANNED", 4)
     assert (await inspector.dead_letters.show("jobs", "task-2")).id == letters[3].id
     with pytest.raises(NotFound, match="no dead letter 'task-1' among its newest 4; pass the id of its record"):
         await inspector.dead_letters.show("jobs", "task-1")

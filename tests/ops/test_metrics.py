@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from penstock import RedisMessageQueue, StreamClient
 from penstock.ops import Inspector, Sampler, TaskQueueInfo
-from penstock.ops.metrics import MOST_QUEUES, InspectorCollector, _bounded, _task_metrics
+from penstock.ops.metrics import MAX_QUEUES, InspectorCollector, _bounded, _task_metrics
 from penstock.redis.embedded import EmbeddedServer
 from penstock.tasks import RedisTaskQueue, Task
 from tests.ops.stage import GROUP, STREAM, add, give_up, read_as
@@ -96,7 +96,7 @@ async def test_groups_without_metrics_are_counted(inspector: Inspector, raw: red
 async def test_names_that_somebody_made_up_share_a_label(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.ops.metrics.MOST_STREAMS", 5)
+    monkeypatch.setattr("penstock.ops.metrics.MAX_STREAMS", 5)
     for n in range(20):
         add(raw, 1, f"junk-{n:02}")
     sampler = Sampler(inspector)
@@ -109,7 +109,7 @@ async def test_names_that_somebody_made_up_share_a_label(
 
 
 async def test_every_task_queue_is_counted_however_many_there_are(inspector: Inspector, raw: redis.Redis) -> None:
-    for n in range(MOST_QUEUES + 3):
+    for n in range(MAX_QUEUES + 3):
         raw.sadd(f"{{jobs-{n:03}}}:lanes", "normal")
         raw.hset(f"{{jobs-{n:03}}}:index", "task", "1-0 normal")
         raw.xadd(f"jobs-{n:03}.tasks", {"data": "x"})
@@ -117,7 +117,7 @@ async def test_every_task_queue_is_counted_however_many_there_are(inspector: Ins
     await sampler.sample()
     found = scrape(sampler)
     assert (
-        len([name for name in found if name.startswith("penstock_tasks{") and 'state="queued"' in name]) == MOST_QUEUES
+        len([name for name in found if name.startswith("penstock_tasks{") and 'state="queued"' in name]) == MAX_QUEUES
     )
     assert found['penstock_tasks{queue="other",state="other"}'] == 3
 

@@ -91,7 +91,7 @@ async def test_what_is_young_stays_in_a_stream_that_is_too_long_to_be_counted(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.delivery.janitor._STEP", 10)
-    monkeypatch.setattr("penstock.delivery.janitor._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.delivery.janitor._MAX_STEPS", 3)
     now_ms = int(time.time() * 1000)
     for n in range(100):
         raw.xadd(STREAM, {"data": "x"}, id=f"{now_ms - 3_600_000 if n < 50 else now_ms}-{n + 1}")

@@ -42,7 +42,7 @@ async def told(name: str, client: StreamClient, raw: redis.Redis, budget_s: floa
     stage = Stage(client, raw, budget_s)
     with pytest.MonkeyPatch.context() as patched:
         # Else a telling soon after another one would not look after the limits of its dead letters.
-        patched.setattr(sys.modules[DeadLetterRetention.__module__], "_AGAIN_S", 0.0)
+        patched.setattr(sys.modules[DeadLetterRetention.__module__], "_REAPPLY_S", 0.0)
         if name != "take_ahead_and_pause":
             # On a busy machine a message that was taken ahead would be put back, by commands that no other telling has.
             for user in (QueueConsumer, ConsumerSlots):

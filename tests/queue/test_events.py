@@ -70,13 +70,13 @@ async def test_the_life_of_a_message_that_dies(client: StreamClient) -> None:
     await queue.publish("hello")
     await fail(queue, ValueError("no such customer"))
     await fail(queue, ValueError("no such customer"))
-    assert witness.names == ["published", "claimed", "failed", "returned", "claimed", "failed", "dead_lettered"]
+    assert witness.names == ["published", "claimed", "failed", "retried", "claimed", "failed", "dead_lettered"]
     failed = [event.fields for event in of_kind(witness.events, EventName.FAILED)]
     assert [fields["attempts"] for fields in failed] == [1, 2]
     assert failed[0]["error"] == "ValueError('no such customer')"
-    returned = witness.fields("returned")
-    assert returned["counts"] is True
-    assert 0 < returned["delay_s"] < 1
+    retried = witness.fields("retried")
+    assert retried["counts"] is True
+    assert 0 < retried["delay_s"] < 1
     dead = witness.fields("dead_lettered")
     assert (dead["reason"], dead["error"]) == ("max_deliveries", "ValueError('no such customer')")
     ids = {event.fields["id"] for event in witness.events}
@@ -102,8 +102,8 @@ async def test_fatal_terminal_and_interrupted(client: StreamClient) -> None:
     queue = make_queue(client, on_event=witness, deduplication=False)
     await queue.publish("hello")
     await fail(queue, KeyboardInterrupt())
-    assert witness.names == ["published", "claimed", "returned"], "it was not the message's fault"
-    assert witness.fields("returned")["counts"] is False
+    assert witness.names == ["published", "claimed", "retried"], "it was not the message's fault"
+    assert witness.fields("retried")["counts"] is False
 
 
 @pytest.mark.usefixtures("default_server")
@@ -138,7 +138,9 @@ async def test_a_renewed_lease_and_one_that_is_lost(client: StreamClient, raw: r
         await eventually(lambda: len(of_kind(witness.events, EventName.RENEWED)) >= 2)
         raw.xclaim(NAME, "queue", "somebody else", 0, in_flight(raw))
         await wait_for(lost)
-    assert "another consumer" in witness.fields("renewal_failed")["reason"]
+    lease_lost = witness.fields("lease_lost")
+    assert "another consumer" in lease_lost["reason"]
+    assert lease_lost["ids"] == [witness.fields("stale")["id"]]
     assert witness.fields("stale")["what"] == "completed"
     await queue.close()
 

@@ -107,7 +107,7 @@ async def test_heartbeats_keep_a_lease_over_any_gateway() -> None:
         [(_, _, first)] = broker.leases.values()
         await eventually(lambda: [until for _, _, until in broker.leases.values()] > [first + 0.2])
         assert await MemoryGateway(broker).wait_for_message_and_move(NAME, "") is None
-    assert of_kind(events, EventName.RENEWAL_FAILED) == []
+    assert of_kind(events, EventName.LEASE_LOST) == []
 
 
 async def test_a_lost_lease_is_told_over_any_gateway() -> None:
@@ -122,7 +122,7 @@ async def test_a_lost_lease_is_told_over_any_gateway() -> None:
         broker.leases.clear()
         await wait_for(lost)
         assert processing.lease_lost
-    assert [event.name.value for event in events] == ["renewal_failed", "stale"]
+    assert [event.name.value for event in events] == ["lease_lost", "stale"]
 
 
 async def test_an_interrupt_of_the_queue_holds_over_any_gateway() -> None:

@@ -204,7 +204,7 @@ async def test_who_has_lost_the_lease_is_told(beat_client: StreamClient, leases:
     await held.end()
     await beats(queue, leases, raw)
     assert failures == [1]
-    assert len(events.of(EventName.RENEWAL_FAILED)) == 1
+    assert len(events.of(EventName.LEASE_LOST)) == 1
     assert len(events.of(EventName.STALE)) == 1
     assert [holder for holder, _ in pending(raw).values()] == ["thief"]
 

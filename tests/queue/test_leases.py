@@ -305,7 +305,7 @@ async def test_the_end_of_a_message_survives_cancellation(
         for _ in range(cancellations):
             ending.cancel()
             await next_turn()
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         with pytest.raises(asyncio.CancelledError):
             await join(ending)
         assert raw.xlen(QUEUE) == 0

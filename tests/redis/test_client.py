@@ -275,7 +275,7 @@ def test_a_client_that_is_closed_while_it_connects_leaves_nothing_open(half: Hal
         calls = [half.start(client.ping), half.start(client.dedicated, "")]
         fault_proxy.wait_for("CLIENT", 2)
         half.do(client.close)
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         for call in calls:
             assert isinstance(call.exception(30), ClientClosed)
         eventually(lambda: fault_proxy.connections == 0)

@@ -161,7 +161,7 @@ def test_limits_that_hold_are_checked_without_reading_a_payload(raw: redis.Redis
 def test_of_many_new_records_few_make_a_round_trip(
     raw: redis.Redis, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.redis.dead_letter_retention._AGAIN_S", 3_600)
+    monkeypatch.setattr("penstock.sync.redis.dead_letter_retention._REAPPLY_S", 3_600)
     limited = janitor(max_count=5_000)
     limited.apply("another")
     before = scripts(raw)
@@ -175,7 +175,7 @@ def test_of_many_new_records_few_make_a_round_trip(
 def test_after_a_second_the_next_record_is_enough(
     raw: redis.Redis, janitor: Janitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.redis.dead_letter_retention._AGAIN_S", 0)
+    monkeypatch.setattr("penstock.sync.redis.dead_letter_retention._REAPPLY_S", 0)
     limited = janitor(max_count=5_000)
     limited.apply("another")
     before = scripts(raw)

@@ -178,7 +178,7 @@ def test_a_cluster_says_where_to_go_and_what_does_not_go_together(cluster: Clust
     replies = [connection.pipeline([("GET", "key")])[0] for connection in connections]
     moved = [reply for reply in replies if isinstance(reply, Redirected)]
     assert len(moved) == 2
-    assert [isinstance(reply, errors.ServerBusy) and reply.asked is None for reply in moved] == [True, True]
+    assert [isinstance(reply, errors.ServerBusy) and reply.ask_host is None for reply in moved] == [True, True]
     for command in (("MGET", "a", "b"), ("EVAL", "return 1", 2, "a", "b")):
         with pytest.raises(errors.ClusterSlotError, match="CROSSSLOT"):
             connections[0].call(*command)

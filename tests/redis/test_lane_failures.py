@@ -56,7 +56,7 @@ def test_a_late_answer_is_never_taken_for_that_of_a_later_command(
 ) -> None:
     fault_proxy.hold_replies()
     fails(half.start(connection.call, "ECHO", "late", timeout_s=0.1), CommandTimeout)
-    fault_proxy.let_replies_go()
+    fault_proxy.release_replies()
     with pytest.raises(ConnectionFailed):
         half.do(connection.call, "ECHO", "next")
 
@@ -92,7 +92,7 @@ def test_a_reply_that_is_there_is_not_late_when_this_process_stood_still(
         async def stand_still() -> Any:
             call = asyncio.ensure_future(connection.call("ECHO", "late", timeout_s=PATIENT_S))
             await asyncio.to_thread(fault_proxy.wait_for, "ECHO")
-            fault_proxy.let_replies_go()
+            fault_proxy.release_replies()
             select.select([connection._file], [], [], 30)  # without a turn for the event loop
             connection._expected[0].deadline = 0.0
             connection._check_deadline()  # the timer comes first, as after a stop by a signal
@@ -102,7 +102,7 @@ def test_a_reply_that_is_there_is_not_late_when_this_process_stood_still(
     else:
         connection.send(b"*2\r\n$4\r\nECHO\r\n$4\r\nlate\r\n")
         fault_proxy.wait_for("ECHO")
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         select.select([connection._socket], [], [], 30)
         assert connection._next(connection._socket, time.monotonic() - 1) == b"late"
 

@@ -155,7 +155,7 @@ def test_a_cancelled_call_does_not_shift_the_replies_of_others(async_half: Async
         await next_turn()  # all of them are sent now
         for task in [*tasks[::3], *pipelines[::2]]:
             task.cancel()
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         late = await connection.call("ECHO", "late")
         found = await asyncio.gather(*tasks, *pipelines, return_exceptions=True)
         for n, reply in enumerate(found[:30]):

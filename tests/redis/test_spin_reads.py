@@ -220,7 +220,7 @@ def test_two_connections_share_the_time_of_a_turn(async_half: AsyncHalf) -> None
     async def turns() -> bool:
         loop = asyncio.get_running_loop()
         one, other = (penstock.redis.aio.Connection(1.0, "nowhere") for _ in range(2))
-        return one._turn is other._turn and one._turn is penstock.redis.aio._Turn.of(loop)
+        return one._turn_limit is other._turn_limit and one._turn_limit is penstock.redis.aio._TurnLimit.of(loop)
 
     assert async_half.do(turns)
 

@@ -96,7 +96,7 @@ async def test_a_stream_of_which_nothing_was_removed_is_not_read_to_count_it(
 async def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believed(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.delivery.janitor._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.delivery.janitor._MAX_STEPS", 3)
     add(raw, 50, LARGE)
     read_as(raw, "someone", 25)
     raw.xtrim(STREAM, maxlen=49, approximate=False)
@@ -110,7 +110,7 @@ async def test_of_a_backlog_that_is_too_large_to_be_counted_the_server_is_believ
 async def test_on_a_server_that_cannot_tell_the_lag_is_an_upper_bound(
     raw: redis.Redis, group: ConsumerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.delivery.janitor._MOST_STEPS", 3)
+    monkeypatch.setattr("penstock.delivery.janitor._MAX_STEPS", 3)
     add(raw, 50, LARGE)
     read_as(raw, "someone", 25)
     lag = await group.lag()

@@ -97,7 +97,7 @@ async def test_of_two_entries_that_are_read_while_waiting_that_of_the_open_task_
     async def nothing(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr(queue._reader, "_look", nothing)  # as if both came while it waited: no script reads them
+    monkeypatch.setattr(queue._reader, "_take_pass", nothing)  # as if both came while it waited: no script reads them
     [held] = await queue.pop_many(2, timeout=DEADLINE_S)
     assert held.payload == task.payload
     assert queue.holds(held)

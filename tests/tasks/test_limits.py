@@ -200,7 +200,7 @@ async def test_the_next_task_of_a_schedule_waits_in_the_queue(queues: list[TaskQ
 async def test_a_permit_that_is_given_back_wakes_the_lane_of_the_next_task_alone(
     redis_url: str, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tasks.lane_store.LOOK_EVERY_S", -1.0)  # every pop looks which lanes there are
+    monkeypatch.setattr("penstock.tasks.lane_store.REFRESH_EVERY_S", -1.0)  # every pop looks which lanes there are
     limits, woken = Limits(max_concurrency=1), list[str]()
     async with RedisTaskQueue(redis_url, "jobs") as queue:
         for n in range(20):  # a lane each: anybody may write tasks of kinds that nobody knows

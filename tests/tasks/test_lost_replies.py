@@ -112,7 +112,7 @@ async def test_a_run_that_may_have_been_recorded_and_did_not_begin_costs_no_atte
         lose(fault_proxy, "streams/begin")
     with pytest.raises(ConnectionLost):
         await lossy.begin(again)
-    lossy.let_go(again.id, has_run=False)
+    lossy.abandon(again.id, has_run=False)
     [found] = await lossy.pop_many(1, begin=False, timeout=DEADLINE_S)
     assert found == again
     assert await lossy.begin(found)
@@ -265,7 +265,7 @@ async def test_what_a_pop_left_behind_is_taken_up_though_several_pops_wait_all_t
     left, next_one = Task(kind="render"), Task(kind="render")
     reader = lossy._reader
     reader.heartbeat_s = 2 * DEADLINE_S  # so that no read ends before the test does
-    monkeypatch.setattr(f"{type(reader).__module__}.LOOK_EVERY_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(f"{type(reader).__module__}.REFRESH_EVERY_S", 2 * DEADLINE_S)
     assert await lossy.pop(timeout=0.01) is None
     before = fault_proxy.count("XREADGROUP")
     lost = fault_proxy.drop_reply("XREADGROUP", 1)
@@ -313,8 +313,8 @@ async def test_a_task_that_ran_and_could_not_be_given_back_is_not_taken_up_as_if
 ) -> None:
     await queue.enqueue_many([Task(kind="render"), Task(kind="render")])
     ran, waited = await queue.pop_many(2)
-    queue.let_go(ran.id, has_run=True)
-    queue.let_go(waited.id, has_run=False)
+    queue.abandon(ran.id, has_run=True)
+    queue.abandon(waited.id, has_run=False)
     assert await queue.pop_many(2) == [in_first_run(waited)]
     assert await queue.ack(waited.id)
     assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
@@ -329,7 +329,7 @@ async def test_a_task_whose_handler_hangs_is_not_taken_up_by_its_own_worker_befo
     hanging, waited = await queue.pop_many(2)
     with queue.renewing(1, lambda: [hanging]):
         await eventually(lambda: not queue.holds(hanging))
-    queue.let_go(waited.id, has_run=False)  # so that the next pop looks for what was left behind
+    queue.abandon(waited.id, has_run=False)  # so that the next pop looks for what was left behind
     assert await queue.pop_many(2) == [in_first_run(waited)]
     assert await queue.ack(waited.id)
     assert await eventually(lambda: other.requeue_orphans(1, 10)) == 1
@@ -388,7 +388,7 @@ async def test_what_one_pop_is_looking_into_is_not_taken_up_by_another(
     monkeypatch.setattr(queue.client, "call", slow_call)
     popping = start(queue.pop_many, 10, block=False)
     await wait_for(looks)
-    queue.let_go(left.id, has_run=False)  # from now on a pop that may takes up what nobody holds
+    queue.abandon(left.id, has_run=False)  # from now on a pop that may takes up what nobody holds
     assert await queue.pop_many(10, block=False) == []
     may_go_on.set()
     assert await join(popping) == [in_first_run(foreign)]
@@ -412,5 +412,5 @@ async def test_a_moved_task_that_never_ran_keeps_its_attempts(queue: RedisTaskQu
     [task] = await queue.pop_many(1)
     assert await queue.nack(task.id, max_retry=9)
     [again] = await queue.pop_many(1)
-    queue.let_go(task.id, has_run=False)
+    queue.abandon(task.id, has_run=False)
     assert await queue.pop_many(1) == [again]

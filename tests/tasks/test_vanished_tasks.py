@@ -90,7 +90,7 @@ async def test_a_task_that_vanished_after_a_pop_was_cancelled_is_given_up(
     task = Task(kind="render", unique="page 7")
     await queue.enqueue(task)
     await queue.pop()
-    queue.let_go(task.id, has_run=False)
+    queue.abandon(task.id, has_run=False)
     entry_id = delete_first(raw)
     assert await queue.pop(block=False) is None
     await check_is_given_up(queue, task, raw, entry_id)

@@ -788,8 +788,8 @@ async def test_a_worker_tells_what_becomes_of_its_tasks(queue: TaskQueue, redis_
     told = {
         task.id: [str(event.name) for event in events if event.fields.get("id") == task.id] for task in (once, always)
     }
-    assert told[once.id] == ["failed", "returned", "completed"]
-    assert told[always.id] == ["failed", "returned", "failed", "dead_lettered"]
+    assert told[once.id] == ["failed", "retried", "completed"]
+    assert told[always.id] == ["failed", "retried", "failed", "dead_lettered"]
     assert [event.fields["attempts"] for event in events if event.name == "failed"].count(2) == 1
     assert (events[-1].name, events[-1].fields) == (EventName.STOPPED, {"reason": "stopped"})
 

@@ -152,7 +152,7 @@ def test_replies_are_held_back_until_they_are_let_go(fault_proxy: FaultProxy, ra
         with pytest.raises(BlockingIOError):
             waiting.recv(100)
         waiting.settimeout(30)
-        fault_proxy.let_replies_go()
+        fault_proxy.release_replies()
         assert waiting.recv(4) + waiting.recv(4) == b":1\r\n:2\r\n"
 
 

@@ -99,10 +99,10 @@ def test_a_mistake_in_the_settings_is_named(tmp_path: Path) -> None:
 
 
 def test_the_limits_are_applied_after_a_hundredth_of_what_is_kept() -> None:
-    assert DeadLetterLimits(max_count=50).together == 1
-    assert DeadLetterLimits(max_count=2_000).together == 20
-    assert DeadLetterLimits(max_bytes=1_000).together == 1
-    assert DeadLetterLimits(max_bytes=None).together == DeadLetterLimits.none().together == 100
+    assert DeadLetterLimits(max_count=50).apply_every == 1
+    assert DeadLetterLimits(max_count=2_000).apply_every == 20
+    assert DeadLetterLimits(max_bytes=1_000).apply_every == 1
+    assert DeadLetterLimits(max_bytes=None).apply_every == DeadLetterLimits.none().apply_every == 100
 
 
 def test_the_text_names_the_limits_that_there_are() -> None:

@@ -13,7 +13,7 @@ from penstock.model import Lag
 from penstock.ops import findings
 from penstock.ops import server_findings as of_servers
 from penstock.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     BalancedStream,
     Consumer,
     ConsumerState,
@@ -80,7 +80,7 @@ def checks(findings: list[Finding]) -> list[tuple[str, Severity]]:
 
 
 def test_nothing_is_wrong_with_a_healthy_server() -> None:
-    assert of_servers.server_findings(HEALTHY) == of_servers.known_holes(HEALTHY) == []
+    assert of_servers.server_findings(HEALTHY) == of_servers.known_vulnerabilities(HEALTHY) == []
     assert of_servers.keyspace_events(HEALTHY, [SERVICE]) == []
 
 
@@ -121,7 +121,7 @@ def test_what_is_dangerous_in_a_server_is_found(changes: dict[str, Any], check: 
     ],
 )
 def test_servers_with_a_known_hole_are_found(product: str, version: str, is_found: bool) -> None:
-    assert bool(of_servers.known_holes(replace(HEALTHY, product=product, version=version))) == is_found
+    assert bool(of_servers.known_vulnerabilities(replace(HEALTHY, product=product, version=version))) == is_found
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_what_pins_a_stream_is_left_out_where_a_graver_finding_is_about_the_same
         return Finding(check, severity, "stream orders, group shipping", "")
 
     pinning, grave = finding("pinned", Severity.WARNING), finding("no-consumer", Severity.ERROR)
-    assert findings.without_echoes([pinning, grave]) == [grave]
+    assert findings.without_repeats([pinning, grave]) == [grave]
     for other in (replace(grave, severity=Severity.INFO), replace(grave, where="stream orders, group billing")):
-        assert findings.without_echoes([pinning, other]) == [pinning, other]
+        assert findings.without_repeats([pinning, other]) == [pinning, other]
 
 
 def test_messages_that_nobody_reads_are_found() -> None:
@@ -234,7 +234,7 @@ def test_messages_that_nobody_reads_are_found() -> None:
 
 
 def test_nobody_knows_whether_one_of_too_many_consumers_is_alive() -> None:
-    crowded = stream("orders", StreamKind.STREAM, replace(group(), consumers=MOST_CONSUMERS + 1))
+    crowded = stream("orders", StreamKind.STREAM, replace(group(), consumers=MAX_CONSUMERS + 1))
     assert findings.without_live_consumers([crowded], []) == []
     assert checks(findings.consumer_findings([crowded], [])) == [("dead-consumers", Severity.WARNING)]
 
@@ -310,7 +310,7 @@ def test_every_check_says_what_to_do_and_where_to_read_about_it() -> None:
     lane = stream("jobs.tasks.normal:kind=render", StreamKind.TASKS, group())
     old = DeadLetterStreamInfo("orders_dlq", StreamKind.STREAM, "orders", 200_000, "1000-0", "2000-0")
     found = [
-        *of_servers.server_findings(bad), *of_servers.known_holes(bad), *of_servers.keyspace_events(bad, [SERVICE]),
+        *of_servers.server_findings(bad), *of_servers.known_vulnerabilities(bad), *of_servers.keyspace_events(bad, [SERVICE]),
         *of_servers.open_server([b"on", b"nopass"]), *of_servers.unread_settings(replace(HEALTHY, fsync=None), []),
          *of_servers.lacking("ada", RoleName.WORKER, ["XADD"]),
         *findings.hash_tags([late]), *findings.many_groups([replace(late, groups_count=70)]),

@@ -153,7 +153,7 @@ def test_what_waits_can_be_lost_and_called_off() -> None:
     held.add_fresh(rows(1, 2, 3))
     held.add_again(again(7))
     assert held.drop(["2-0"]) == ["2-0"]
-    fresh, repeated = held.call_off()
+    fresh, repeated = held.withdraw_waiting()
     assert (fresh, [m.id for m in repeated]) == (["1-0", "3-0"], ["7-0"])
     assert held.take_now(10) is None
     assert held.find(["1-0", "2-0", "3-0"]) == {"1-0": None, "3-0": None}

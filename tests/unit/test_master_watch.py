@@ -29,11 +29,11 @@ A, B, C = (Masters(((0, 16_383, (name, 1)),)) for name in "abc")
     ],
 )
 def test_the_latest_failover_counts(answers: list[Answer], known: Answer | None, found: Answer | None) -> None:
-    assert newest(answers, known, asked=3) == found
+    assert newest(answers, known, polled=3) == found
 
 
 def test_a_lone_sentinel_is_believed() -> None:
-    assert newest([Answer(A, 1)], Answer(B, 2), asked=1) == Answer(A, 1)
+    assert newest([Answer(A, 1)], Answer(B, 2), polled=1) == Answer(A, 1)
 
 
 SLOTS = [
@@ -84,4 +84,4 @@ def test_a_watch_that_could_not_start_its_threads_starts_them_at_the_next_call(m
         pass
     started += [threading.Thread()]
     assert not watch.ask().done()
-    assert len(started) == 2 + directory.askers
+    assert len(started) == 2 + directory.max_polled

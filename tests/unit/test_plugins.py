@@ -75,7 +75,7 @@ def test_a_failure_while_it_is_made_is_told_without_secrets(things: Plugins) -> 
 
 
 def test_the_sync_half_has_groups_and_built_ins_of_its_own(things: Plugins) -> None:
-    twin = things.sync_twin()
+    twin = things.sync_counterpart()
     assert twin.group == "penstock.sync_result_backends"
     from penstock.sync.results import FSBackend
 

@@ -53,7 +53,7 @@ async def test_waiting_for_the_application_does_not_delay_the_next_sweep(monkeyp
     rests: list[float] = []
 
     async def after_each() -> None:
-        sweep.soon_after_event()  # a lock expires
+        sweep.request_after_event()  # a lock expires
         rests.append(sweep._not_before_s - clock[0])
         sweep.stop()
 

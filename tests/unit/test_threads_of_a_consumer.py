@@ -138,7 +138,7 @@ def test_what_waits_can_be_taken_out_while_a_worker_takes_some() -> None:
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    fresh, _ = in_flight.call_off()
+    fresh, _ = in_flight.withdraw_waiting()
     worker.join(30)
     assert sorted(fresh + taken) == sorted(f"{n}-0" for n in range(20_000))
 

@@ -65,7 +65,7 @@ def test_no_reply_whatever_is_left_untranslated(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "asked"),
+    ("text", "ask_host"),
     [
         ("MOVED 3999 127.0.0.1:6381", None),
         ("ASK 3999 127.0.0.1:6381", ("127.0.0.1", 6381)),
@@ -73,10 +73,10 @@ def test_no_reply_whatever_is_left_untranslated(text: str) -> None:
         ("ASK 3999 node.example:6381", ("node.example", 6381)),
     ],
 )
-def test_a_redirection_says_whom_to_ask(text: str, asked: tuple[str, int] | None) -> None:
+def test_a_redirection_says_whom_to_ask(text: str, ask_host: tuple[str, int] | None) -> None:
     found = error_reply(text)
     assert isinstance(found, Redirected)
-    assert found.asked == asked
+    assert found.ask_host == ask_host
 
 
 @pytest.mark.parametrize(

@@ -54,12 +54,12 @@ class StreamBalancer:
         self._commands = BalancerCommands(client, self.keys, self._id, config)
         self._notices = NoticeQueue(config.output_chan_size)
         self._sweep = Sweep(self._commands, self._holdings, self._notices)
-        self._listener = Listener(client, config, self._sweep.look_into, self._sweep.soon_after_event)
+        self._listener = Listener(client, config, self._sweep.check_expired, self._sweep.request_after_event)
         self._reader = Reader(self._commands, self._holdings, self._notices)
-        self._heartbeat = Heartbeat(client.settings, self.keys, self._id, config, self._holdings, self._told_lost)
+        self._heartbeat = Heartbeat(client.settings, self.keys, self._id, config, self._holdings, self._on_lease_lost)
         self._activities = TaskGroup(lambda: None)
         self._scope: object = None
-        self._is_started = self._is_over = self._is_asked_to_stop = False
+        self._is_started = self._is_over = self._is_stop_requested = False
         self._failure: Exception | None = None
         self._runner: Runner | None = None
 
@@ -264,11 +264,11 @@ class StreamBalancer:
             self._reader.slot_is_free()
             if name in self._commands.queued:
                 self._commands.queued.discard(name)
-                self._sweep.soon()  # another entry of the same name waits for this
+                self._sweep.request()  # another entry of the same name waits for this
 
     # --- what happens -------------------------------------------------------------------------------
 
-    def _told_lost(self, lost: list[Ownership]) -> None:
+    def _on_lease_lost(self, lost: list[Ownership]) -> None:
         call_in_loop(self._scope, self._lost, lost)  # from the heartbeat's thread
 
     def _lost(self, lost: list[Ownership]) -> None:
@@ -307,7 +307,7 @@ class StreamBalancer:
             raise ConfigurationError(f"the balancer of {self.service!r} already runs or has run; create a new one")
         grace_s = shutdown_grace_ms / 1000
         self._runner = Runner(self, self._commands, self._holdings, handler, serializer, rebalance, grace_s)
-        if self._is_asked_to_stop:
+        if self._is_stop_requested:
             self._runner.stop()
         await self._runner.run(self.stop if handle_signals else None)
         if self._failure is not None:
@@ -355,6 +355,6 @@ class StreamBalancer:
 
     def stop(self) -> None:
         """Make run() return; may be called from any thread and from signal handlers."""
-        self._is_asked_to_stop = True
+        self._is_stop_requested = True
         if self._runner is not None:
             self._runner.stop()

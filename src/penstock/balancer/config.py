@@ -19,7 +19,7 @@ _WHOLE = (
     "recovery_interval_ms",
 )  # fmt: skip
 _MAY_BE_NONE = ("capacity", "max_deliveries")
-_LEAST_KSP_TIMEOUT_S = 60
+_MIN_KSP_TIMEOUT_S = 60
 
 
 def consumer_id(given: str | None, environment: Mapping[str, str] = os.environ) -> str:
@@ -152,7 +152,7 @@ class BalancerConfig:
             check_number(name, getattr(self, name), is_whole=False)
         if not isinstance(self.retry_config, RetryConfig):
             raise ConfigurationError(f"retry_config must be a RetryConfig, not {type(self.retry_config).__name__}")
-        if self.ksp_chan_timeout < _LEAST_KSP_TIMEOUT_S:
+        if self.ksp_chan_timeout < _MIN_KSP_TIMEOUT_S:
             raise ConfigurationError(f"ksp_chan_timeout={self.ksp_chan_timeout} must be at least 60 seconds")
         self._check_times()
 

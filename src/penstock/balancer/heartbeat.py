@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings, Ownership
 from penstock.balancer.messages import LBSInfo
-from penstock.delivery.leases import Renewable, Renewal, tell
+from penstock.delivery.leases import Renewable, Renewal, call_in_thread
 from penstock.errors import PermissionDenied, WrongType
 from penstock.keys import BalancerKeys
 from penstock.redis.blocking import Reply
@@ -40,7 +40,7 @@ class Heartbeat(Renewable):
         super().__init__(
             settings, keys.stream, config.heartbeat_interval_ms / 1000, patience_s, f"locks of {me}", config.logger
         )
-        self._keys, self._me, self._config = keys, me, config
+        self._keys, self._consumer_id, self._config = keys, me, config
         self._holdings, self._on_lost = holdings, on_lost
         self._is_cluster = settings.kind == "cluster"
         self.begun = self._ended = 0  # the number of the latest heartbeat
@@ -77,7 +77,7 @@ class Heartbeat(Renewable):
             lost = [item for item in owned if item.payload.id_in_lbs in refused and self._holdings.lose(item)]
             self._config.metrics_recorder.record_locks_extended(len(held) - len(refused), len(lost))
             if lost:
-                tell(self._on_lost, lost)
+                call_in_thread(self._on_lost, lost)
         finally:
             self._ended = self.begun
 
@@ -97,7 +97,7 @@ class Heartbeat(Renewable):
     def _beat(self, chunk: Sequence[LBSInfo], locks: Sequence[str], owned: int, owned_from_here: int) -> Call:
         config, keys = self._config, (self._keys.stream, self._keys.peers, *locks)
         flags = (
-            self._keys.group, self._me, config.lease_ms, config.refreshed_idle_ms, owned, config.capacity or 0,
+            self._keys.group, self._consumer_id, config.lease_ms, config.refreshed_idle_ms, owned, config.capacity or 0,
             config.peer_ttl_ms, owned_from_here,
         )  # fmt: skip
         args: Command = (len(keys), *keys, *flags, *(info.id_in_lbs for info in chunk))
@@ -123,12 +123,12 @@ class Heartbeat(Renewable):
         return {info.id_in_lbs for info in held if info.id_in_lbs not in kept} | _ids(replies)
 
     def _extend(self, info: LBSInfo, *, may_take: bool) -> Call:
-        args = (1, info.lock, self._me, self._config.lease_ms, int(may_take))
+        args = (1, info.lock, self._consumer_id, self._config.lease_ms, int(may_take))
         return Call(info.lock, script("balancer/extend"), args)
 
     def _pending(self, info: LBSInfo) -> Call:
         entry_id = info.id_in_lbs
-        command = ("XPENDING", self._keys.stream, self._keys.group, entry_id, entry_id, 1, self._me)
+        command = ("XPENDING", self._keys.stream, self._keys.group, entry_id, entry_id, 1, self._consumer_id)
         return Call(self._keys.stream, None, command)
 
 

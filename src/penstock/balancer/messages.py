@@ -16,7 +16,7 @@ from penstock.serializers import DEFAULT_MAX_BYTES
 
 FIELD = "lbs-input"
 _NAME, _INFO = "DataStreamName", "Info"
-_MOST_SHARDS = 16_384
+_MAX_SHARDS = 16_384
 _ROOM = len("{:16383}")
 
 Info: TypeAlias = Mapping[str, Any]
@@ -175,10 +175,8 @@ class Topic:
                 "meaning in the names of its shards"
             )
         check_number("shards", self.shards)
-        if self.shards > _MOST_SHARDS:
-            raise ConfigurationError(
-                f"shards={self.shards} must be at most {_MOST_SHARDS}, the number of cluster slots"
-            )
+        if self.shards > _MAX_SHARDS:
+            raise ConfigurationError(f"shards={self.shards} must be at most {_MAX_SHARDS}, the number of cluster slots")
 
     @property
     def streams(self) -> tuple[str, ...]:

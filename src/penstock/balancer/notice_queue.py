@@ -19,7 +19,7 @@ class NoticeQueue:
     def __init__(self, size: int) -> None:
         self._size = size
         self._waiting: deque[Notice] = deque()
-        self._hinted: set[str] = set()
+        self._waiting_ids: set[str] = set()
         self._arrived, self._has_room = Flag(), Flag()
         self._is_closed = False
 
@@ -37,11 +37,11 @@ class NoticeQueue:
     def offer(self, hint: StreamExpired) -> bool:
         """Add a hint if there is room, unless the same one is already waiting; return whether it is waiting now."""
         entry_id = hint.payload.id_in_lbs
-        if entry_id in self._hinted:
+        if entry_id in self._waiting_ids:
             return True
         if not self.room or self._is_closed:
             return False
-        self._hinted.add(entry_id)
+        self._waiting_ids.add(entry_id)
         self.put(hint)
         return True
 
@@ -68,7 +68,7 @@ class NoticeQueue:
                     await self._arrived.wait()
                 continue
             if isinstance(notice, StreamExpired):
-                self._hinted.discard(notice.payload.id_in_lbs)
+                self._waiting_ids.discard(notice.payload.id_in_lbs)
             self._has_room.set()
             return notice
 

@@ -21,11 +21,11 @@ from penstock.redis.settings import Host
 from penstock.redis.subscription import Subscription
 from penstock.runtime.aio import Flag, TaskGroup, next_tick
 
-_KEPT_AWAY_S = 5.0  # how long a consumer leaves to others what it has handed over
+_LEAVE_TO_OTHERS_S = 5.0  # how long a consumer leaves to others what it has handed over
 _AFTER_HINT_S = (
     0.2  # after a hint: the locks of a dead consumer expire together, but Redis sends some of their events late
 )
-_MOST_SWEEPING = 5  # hints make a consumer sweep for at most a fifth of the time
+_REST_PER_SWEEP = 5  # hints make a consumer sweep for at most a fifth of the time
 _ROOM_S = 0.5  # how often to check whether a full queue of notices has room
 _NEEDED = "KEx"
 _SETTING = "notify-keyspace-events"
@@ -42,24 +42,24 @@ class Sweep:
         self._known: dict[str, StreamExpired] = {}
         self._handed_over: dict[str, float] = {}
         self._reported: set[str] = set()  # entries whose locks this consumer may not look at
-        self._stopping, self._soon = Flag(), Flag()
+        self._stopping, self._requested = Flag(), Flag()
         self._took_s, self._not_before_s = 0.0, 0.0
 
     def stop(self) -> None:
         """Make run() end."""
         self._stopping.set()
-        self._soon.set()
+        self._requested.set()
 
-    def soon(self) -> None:
+    def request(self) -> None:
         """Sweep without waiting for the interval."""
-        self._soon.set()
+        self._requested.set()
 
-    def soon_after_event(self) -> None:
+    def request_after_event(self) -> None:
         """Sweep without waiting for the interval, but not continuously: after events, or gaps in them."""
-        if not self._soon.is_set():
-            rest_s = min(_MOST_SWEEPING * self._took_s, self._config.recovery_interval_ms / 1000)
+        if not self._requested.is_set():
+            rest_s = min(_REST_PER_SWEEP * self._took_s, self._config.recovery_interval_ms / 1000)
             self._not_before_s = time.monotonic() + max(_AFTER_HINT_S, rest_s)
-            self._soon.set()
+            self._requested.set()
 
     def ignore_for_a_while(self, entry_id: str) -> None:
         """Ignore an entry for a while, because this consumer has handed it over."""
@@ -67,7 +67,7 @@ class Sweep:
         for old, until_s in self._handed_over.copy().items():  # several threads may hand over at once
             if until_s <= now_s:
                 self._handed_over.pop(old, None)
-        self._handed_over[entry_id] = now_s + _KEPT_AWAY_S
+        self._handed_over[entry_id] = now_s + _LEAVE_TO_OTHERS_S
 
     # --- pass by pass -------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class Sweep:
         while not self._stopping.is_set():
             began_s = time.monotonic()
             # Cleared before the sweep, so that a request meanwhile leads to another one.
-            self._soon.clear()
+            self._requested.clear()
             try:
                 if await self._notices.wait_for_room(interval_s):
                     found = await self.run_once()
@@ -91,7 +91,7 @@ class Sweep:
                 self._config.logger.warning("sweep of %s failed: %s", self._commands.keys.stream, error)
             if not self._stopping.is_set():
                 # Random, so that peers that were started together do not sweep together.
-                await self._soon.wait(interval_s * random.uniform(0.8, 1.0))
+                await self._requested.wait(interval_s * random.uniform(0.8, 1.0))
                 await self._stopping.wait(max(0.0, self._not_before_s - time.monotonic()))
 
     async def run_once(self) -> int:
@@ -120,7 +120,7 @@ class Sweep:
         self._took_s = took_s
         return found
 
-    async def look_into(self, names: dict[str, str]) -> None:
+    async def check_expired(self, names: dict[str, str]) -> None:
         """Check hints: the names of data streams by the ids of the entries whose locks expired."""
         # Locks do not name their service: ignore those whose entry is not pending here under the same name.
         wanted = [entry_id for entry_id in names if ids.is_id(entry_id)]
@@ -128,7 +128,7 @@ class Sweep:
             return
         try:
             pending = [entry for entry in await self._commands.pending_of(wanted) if entry is not None]
-            orphans = await self._orphans([entry for entry in pending if self._concerns_us(entry)])
+            orphans = await self._orphans([entry for entry in pending if self._may_take_over(entry)])
         except PenstockError as error:
             self._config.logger.warning(
                 "cannot check a data stream whose lock expired; the next sweep finds it: %s", error
@@ -140,15 +140,15 @@ class Sweep:
             self._config.metrics_recorder.record_ksp_dropped(refused)
         if hints:
             # Redis sends the event of a lock when it deletes it, perhaps seconds after it expired. A sweep reads all.
-            self.soon_after_event()
+            self.request_after_event()
 
     # --- entry by entry -----------------------------------------------------------------------------
 
     def _may_be_orphan(self, entry: HandedOutEntry) -> bool:
         # An entry that was read a moment ago is about to be locked.
-        return entry.idle_ms >= self._config.lease_ms and self._concerns_us(entry)
+        return entry.idle_ms >= self._config.lease_ms and self._may_take_over(entry)
 
-    def _concerns_us(self, entry: HandedOutEntry) -> bool:
+    def _may_take_over(self, entry: HandedOutEntry) -> bool:
         # Not if we own it or have just handed it over.
         if self._holdings.has_entry(entry.id):
             return False
@@ -213,9 +213,9 @@ class Listener:
         self._listening = TaskGroup(lambda: None)
         db = client.settings.db
         self._events = f"__keyevent@{db}__:expired"
-        self._spaces = f"__keyspace@{db}__:"
-        self._patterns = [self._events, f"{self._spaces}*{MUTEX_KEY_SEP}*"]
-        self._is_told, self._failures = False, 0
+        self._keyspace = f"__keyspace@{db}__:"
+        self._patterns = [self._events, f"{self._keyspace}*{MUTEX_KEY_SEP}*"]
+        self._is_logged, self._failures = False, 0
         self._hosts: set[Host] = set()  # with a subscription
 
     async def start(self) -> None:
@@ -239,11 +239,11 @@ class Listener:
             try:
                 await self._switch_on(connection)
             except PenstockError as error:
-                if not self._is_told:
+                if not self._is_logged:
                     self._config.logger.info(
                         "cannot enable keyspace notifications (%s); sweeps find streams without an owner", error
                     )
-                self._is_told = True
+                self._is_logged = True
 
     @staticmethod
     async def _switch_on(connection: Connection) -> None:
@@ -291,26 +291,26 @@ class Listener:
 
     async def _listen(self, host: Host, subscription: Subscription) -> None:
         try:
-            await self._hear(subscription)
+            await self._receive(subscription)
         except PenstockError as error:
             self._config.logger.warning("lost the subscription to keyspace notifications; subscribing again: %s", error)
         except Exception:
             self._config.logger.exception(
                 "lost the subscription to keyspace notifications; subscribing again"
-            )  # sweeps go on
+            )  # sweeps continue
         finally:
             self._hosts.discard(host)
             await subscription.close()
 
-    async def _hear(self, subscription: Subscription) -> None:
-        heard_s = time.monotonic()
+    async def _receive(self, subscription: Subscription) -> None:
+        last_event_s = time.monotonic()
         while not self._stopping.is_set():
             first = await subscription.next(_POLL_S)
             if first is not None:
-                heard_s = time.monotonic()
+                last_event_s = time.monotonic()
                 await self._on_expired(await self._gather(subscription, first))
-            elif time.monotonic() - heard_s > self._config.ksp_chan_timeout:
-                heard_s = time.monotonic()
+            elif time.monotonic() - last_event_s > self._config.ksp_chan_timeout:
+                last_event_s = time.monotonic()
                 await subscription.ping()
 
     async def _gather(self, subscription: Subscription, first: tuple[str, str]) -> dict[str, str]:
@@ -332,6 +332,6 @@ class Listener:
     def _lock_of(self, channel: str, text: str) -> tuple[str, str] | None:
         if channel == self._events:
             return BalancerKeys.split_lock(text)
-        if text == "expired" and channel.startswith(self._spaces):
-            return BalancerKeys.split_lock(channel[len(self._spaces) :])
+        if text == "expired" and channel.startswith(self._keyspace):
+            return BalancerKeys.split_lock(channel[len(self._keyspace) :])
         return None

@@ -44,11 +44,11 @@ def acl(
     given = (tuple(stream or ()), tuple(queue or ()), tuple(service or ()), tuple(dead_letters or ()), prefix)
     if offline:
         rights = rights_of(role, Place(*given, db=parse_url(server.url).db, is_cluster=cluster))
-        known = set(rights.asked) - NEWER
+        known = set(rights.command_names) - NEWER
     else:
         with server.client() as client:
             rights = rights_of(role, Place(*given, db=client.settings.db, is_cluster=client.is_cluster))
-            words = rights.asked
+            words = rights.command_names
             known = set(known_commands(words, client.call("", "COMMAND", "INFO", *words)))
     name = user or f"penstock-{role.value}"
     rules = rights.rules(known)

@@ -111,23 +111,23 @@ def _archive(job: ArchiveRun, spark: SparkSession, stop: Stopping, *, once: bool
         passes = error.is_transient if isinstance(error, QueryFailed) else is_transient_failure(repr(error))
         return MOST_RESTARTS if passes and not once else 0
 
-    run = replace(job, tell=tell, is_stopping=lambda: stop.is_asked)
+    run = replace(job, tell=tell, is_stopping=lambda: stop.is_requested)
 
     def attempt() -> None:
         try:
             query = run.start(spark, once=once)
         except PenstockError as error:
-            if not stop.is_asked:
+            if not stop.is_requested:
                 raise
             print_error(f"stopped before the archive run had started: {error}")
         else:
-            _attend(query, stop)
+            _wait_for_end(query, stop)
 
     run_with_restarts(
         attempt,
         batches=lambda: batches,
         most=most,
-        is_stopping=lambda: stop.is_asked,
+        is_stopping=lambda: stop.is_requested,
     )
 
 
@@ -139,7 +139,7 @@ def _end(spark: SparkSession) -> None:
         spark.stop()
 
 
-def _attend(query: StreamingQuery, stop: Stopping) -> None:
+def _wait_for_end(query: StreamingQuery, stop: Stopping) -> None:
     """Wait for the end of the query; asked to stop, it finishes the batch that it is at.
 
     Some supervisors send SIGTERM to Java as well. Then the batch is not finished, and archived by the next run.
@@ -149,23 +149,23 @@ def _attend(query: StreamingQuery, stop: Stopping) -> None:
 
     from penstock.spark.runtime.errors import StopAsked
 
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints a traceback for each word that Java does not hear
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints a traceback for each message that Java misses
     try:
         while not query.awaitTermination(1):
-            if stop.is_asked and not query.status["isTriggerActive"]:
+            if stop.is_requested and not query.status["isTriggerActive"]:
                 query.stop()
     except StreamingQueryException as error:
-        if stop.is_asked and StopAsked.__name__ in str(error):
+        if stop.is_requested and StopAsked.__name__ in str(error):
             return
         failed = query_failed(error)
-        told = _ADVICE.sub("Use --allow-data-loss to continue without them", str(failed))
-        _ended(QueryFailed(told, is_transient=failed.is_transient), is_stopped=stop.is_asked)
+        text = _ADVICE.sub("Use --allow-data-loss to continue without them", str(failed))
+        _ended(QueryFailed(text, is_transient=failed.is_transient), is_stopped=stop.is_requested)
     except (Py4JError, ConnectionError) as error:
-        if isinstance(error, Py4JJavaError) and not stop.is_asked:
+        if isinstance(error, Py4JJavaError) and not stop.is_requested:
             raise
         why = "the Java process of Spark ended: it was killed, or ran out of memory"
         failed = QueryFailed(f"{why}. Run the command again to continue where it stopped")
-        _ended(failed, is_stopped=stop.is_asked)
+        _ended(failed, is_stopped=stop.is_requested)
 
 
 def _ended(failed: QueryFailed, *, is_stopped: bool) -> None:
@@ -230,8 +230,8 @@ def compact(
     from penstock.spark.archive import compact as merge
 
     done = merge(archive, target_bytes=target_mb << 20, grace_s=keep_replaced)
-    told = f"merged {done.merged:,} files into {done.made:,}; removed {done.cleaned:,} replaced files"
-    print(to_json(done) if as_json else told)
+    text = f"merged {done.merged:,} files into {done.made:,}; removed {done.cleaned:,} replaced files"
+    print(to_json(done) if as_json else text)
 
 
 @command(app, "import")

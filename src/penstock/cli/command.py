@@ -137,7 +137,7 @@ def must_match(inspector: Inspector, pattern: str) -> None:
         inspector.streams.info(pattern, memory=False)
 
 
-def the_one(prefix: str, known: Iterable[str], what: str) -> str:
+def match_prefix(prefix: str, known: Iterable[str], what: str) -> str:
     """Return the id that begins with what the user has given; raise NotFound, or ConfigurationError if several do."""
     found = sorted({each for each in known if each.startswith(prefix)}) if prefix else []
     if prefix in found or len(found) == 1:
@@ -170,7 +170,7 @@ def command(
     return decorate
 
 
-_EVERYWHERE = (
+_COMMON_OPTIONS = (
     Parameter("verbose", Parameter.KEYWORD_ONLY, default=False, annotation=Verbose),
     Parameter("quiet", Parameter.KEYWORD_ONLY, default=False, annotation=Quiet),
 )
@@ -186,7 +186,7 @@ def _with_common_options(function: Callable[..., None], logs: int) -> Callable[.
     taken = {name: inspect.signature(make, eval_str=True).parameters for name, make in made.items()}
     own = [each for name, each in signature.parameters.items() if name not in made]
     options = [each.replace(kind=Parameter.KEYWORD_ONLY) for some in reversed(taken.values()) for each in some.values()]
-    parameters = sorted([*own, *options, *_EVERYWHERE], key=lambda each: each.kind)
+    parameters = sorted([*own, *options, *_COMMON_OPTIONS], key=lambda each: each.kind)
 
     @wraps(function)
     def run(**given: Any) -> None:

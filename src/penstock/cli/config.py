@@ -50,9 +50,9 @@ def check(
             reason = f"unknown {plugins.noun} {provider.value!r}; {suggestion(provider.value, plugins.names())}"
             raise SettingsError(f"{provider.origin}: {reason}")
     for plugins, provider in providers:
-        with _told(provider):
+        with _with_origin(provider):
             plugins.load(provider.value)
-    with _told(providers[1][1]):
+    with _with_origin(providers[1][1]):
         # Ours open no connection when they are made, and name the package that is missing. Others' may do anything.
         if found.result_backend.provider in _OURS:
             make_result_backend(found).close()
@@ -66,7 +66,7 @@ def schema() -> None:
 
 
 @contextmanager
-def _told(provider: Setting) -> Iterator[None]:
+def _with_origin(provider: Setting) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:

@@ -25,7 +25,7 @@ from penstock.cli.shown import print_status
 from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def consume(
@@ -96,7 +96,7 @@ async def _consume(
 
             served, _ = serve(*metrics, ConsumerCollector(stream, config.group, consumer.metrics))
             print_status(f"serving metrics on port {served.server_port}")
-        with supervisor.signals_heard():
+        with supervisor.signals_recorded():
             print_status(f"consumer {consumer.worker_name} of {stream}/{config.group}")
             await _run(consumer, group, burst=burst)
         done = consumer.metrics()
@@ -119,4 +119,4 @@ async def _stop_when_idle(consumer: StreamConsumer, group: ConsumerGroup) -> Non
         if not await group.has_work():
             consumer.stop()
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from penstock.cli.command import EVERYTHING, NOT_FOUND, Server, command, group, paged, the_one
+from penstock.cli.command import EVERYTHING, NOT_FOUND, Server, command, group, match_prefix, paged
 from penstock.cli.dlq_export import Format, as_row, export
 from penstock.cli.options import (
     AsJson,
@@ -39,10 +39,10 @@ from penstock.ops.model import DeadLetterFilter, DeadLetterInfo
 from penstock.shown import command_line, to_json
 from penstock.sync.ops import Inspector
 
-_FEW = 20  # whole dead letters that are in memory together
+_WHOLE_BATCH = 20  # whole dead letters that are in memory together
 _NAMED = 3  # streams that a question names
 _SHORT, _WHOLE = 2_048, 64 << 20  # bytes of a value
-_IRREPLACEABLE = {"protected", "pickle", "binary"}  # forms that no JSON can be written in
+_UNEDITABLE = {"protected", "pickle", "binary"}  # forms that no JSON can be written in
 _LETTERS: Columns = {
     "id": "id",
     "source": lambda each: each.source_stream or each.stream,
@@ -74,9 +74,9 @@ Cause = Annotated[
     str | None,
     typer.Option("--cause", help="Only those with this cause (the fingerprint that `dlq ls --causes` shows)."),
 ]
-_TO = "The stream to return them to, if it cannot be told from the name of the dead-letter stream"
-To = Annotated[str | None, typer.Option(help=f"{_TO}.")]
-AllTo = Annotated[str | None, typer.Option(help=f"{_TO}; requires --queue.")]
+_TARGET_HELP = "The stream to return them to, if it cannot be told from the name of the dead-letter stream"
+To = Annotated[str | None, typer.Option(help=f"{_TARGET_HELP}.")]
+AllTo = Annotated[str | None, typer.Option(help=f"{_TARGET_HELP}; requires --queue.")]
 MaxRedrives = Annotated[int, typer.Option(min=1, help="Skip those that were already redriven this often.")]
 MaxLimit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most this many, oldest first.")]
 
@@ -142,17 +142,18 @@ def _by_id(inspector: Inspector, streams: Sequence[str], given: str) -> tuple[st
         for name, record_id in begun.items():
             places.setdefault(name, set()).add((stream, record_id))
         unfinished += [] if is_complete else [stream]
-    if unfinished and given not in places:  # an older one may begin like this, too
+    if unfinished and given not in places:  # an older one may also begin like this
         raise ConfigurationError(
             f"{unfinished[0]} has too many dead letters to look for {given!r} in all of them: pass the whole id of the "
             f"record, which {command_line('dlq ls --queue', unfinished[0])} shows"
         )
-    meant = sorted(places[name := the_one(given, places, "dead letter")])
-    if len(meant) > 1:
+    selected = sorted(places[name := match_prefix(given, places, "dead letter")])
+    if len(selected) > 1:
+        first, second = selected[0][0], selected[1][0]
         raise ConfigurationError(
-            f"{name!r} is in {len(meant)} streams, such as {meant[0][0]} and {meant[1][0]}: say which with --queue"
+            f"{name!r} is in {len(selected)} streams, such as {first} and {second}: say which with --queue"
         )
-    return meant[0]
+    return selected[0]
 
 
 def _chosen(
@@ -248,12 +249,12 @@ def redrive(
             if counts["redriven"] > 1:
                 confirm(f"Redrive {counts['redriven']:,} dead letters{_of(choice)}?", yes=yes)
             counts = redrive_all(dry_run=False)
-    told = f"{'would redrive' if dry_run else 'redrove'} {counts['redriven']:,} dead letters"
+    text = f"{'would redrive' if dry_run else 'redrove'} {counts['redriven']:,} dead letters"
     if counts["refused"]:
-        told += (
+        text += (
             f"; skipped {counts['refused']:,}: redriven {max_redrives} times already, or the task is open or finished"
         )
-    _tell({**counts, "is_dry_run": dry_run}, told, missing, as_json)
+    _print_outcome({**counts, "is_dry_run": dry_run}, text, missing, as_json)
 
 
 def _with_owner(inspector: Inspector, choice: Choice) -> Choice:
@@ -309,7 +310,7 @@ def _json(text: str) -> Any:
 def _edited(letter: DeadLetterInfo) -> Any:
     if not letter.is_editable:
         note = letter.payload.note or "JSON cannot represent all its values"
-        remedy = "" if letter.payload.form in _IRREPLACEABLE else "; pass a new one with --payload"
+        remedy = "" if letter.payload.form in _UNEDITABLE else "; pass a new one with --payload"
         raise ConfigurationError(f"the payload of {letter.id} cannot be edited: {note}{remedy}")
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
@@ -337,8 +338,8 @@ def purge(
         if not dry_run and purged:
             confirm(f"Permanently delete {purged:,} dead letter{'s' * (purged > 1)}{_of(choice)}?", yes=yes)
             purged = _purge(inspector, choice, limit, dry_run=False)
-    told = f"{'would delete' if dry_run else 'deleted'} {purged:,} dead letters"
-    _tell({"purged": purged, "is_dry_run": dry_run}, told, missing, as_json)
+    text = f"{'would delete' if dry_run else 'deleted'} {purged:,} dead letters"
+    _print_outcome({"purged": purged, "is_dry_run": dry_run}, text, missing, as_json)
 
 
 def _purge(inspector: Inspector, choice: Choice, limit: int | None, *, dry_run: bool) -> int:
@@ -360,14 +361,14 @@ def export_(
     """Write dead letters as a table; cells that a spreadsheet would run as formulas are escaped."""
     with server.inspector() as inspector:
         choice, _ = _chosen(inspector, selection)
-        letters = _letters(inspector, choice, EVERYTHING if limit is None else limit, _WHOLE, _FEW)
+        letters = _letters(inspector, choice, EVERYTHING if limit is None else limit, _WHOLE, _WHOLE_BATCH)
         count = export(letters, form, output)
     if output is not None:
         say(f"wrote {count:,} dead letters to {output}")
 
 
-def _tell(counts: dict[str, object], told: str, missing: list[str], as_json: bool) -> None:
-    print(to_json({**counts, **({"missing": missing} if missing else {})}) if as_json else told)
+def _print_outcome(counts: dict[str, object], text: str, missing: list[str], as_json: bool) -> None:
+    print(to_json({**counts, **({"missing": missing} if missing else {})}) if as_json else text)
     if missing:
         print_error(f"no dead letter has the id {', '.join(missing)}; list them with `penstock dlq ls`")
         raise typer.Exit(NOT_FOUND)

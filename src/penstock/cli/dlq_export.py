@@ -37,8 +37,8 @@ class Format(StrEnum):
 
 def as_row(letter: DeadLetterInfo) -> dict[str, Any]:
     """Return the columns of a dead letter."""
-    told = {"kind": letter.task_kind, "dead_at": letter.dead_at.isoformat(), "payload": plain(payload_of(letter))}
-    return {name: told[name] if name in told else getattr(letter, name) for name in COLUMNS}
+    row = {"kind": letter.task_kind, "dead_at": letter.dead_at.isoformat(), "payload": plain(payload_of(letter))}
+    return {name: row[name] if name in row else getattr(letter, name) for name in COLUMNS}
 
 
 def payload_of(letter: DeadLetterInfo) -> Any:
@@ -71,7 +71,7 @@ def _opened(path: Path | None) -> Iterator[TextIO]:
 
 
 def _csv(letters: Iterable[DeadLetterInfo], path: Path | None) -> int:
-    count, is_looked_at = 0, path is None and sys.stdout.isatty()
+    count, is_terminal = 0, path is None and sys.stdout.isatty()
     with _opened(path) as file:
         table = csv.writer(file)
         table.writerow(COLUMNS)
@@ -80,7 +80,7 @@ def _csv(letters: Iterable[DeadLetterInfo], path: Path | None) -> int:
             row["payload"] = to_json(row["payload"])
             cells = [harmless(row[name]) for name in COLUMNS]
             # Programs and files get the cells as they are; a terminal would carry out what is in them.
-            table.writerow([shown_lines(cell) if is_looked_at and isinstance(cell, str) else cell for cell in cells])
+            table.writerow([shown_lines(cell) if is_terminal and isinstance(cell, str) else cell for cell in cells])
             count += 1
     return count
 

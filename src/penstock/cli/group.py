@@ -50,7 +50,7 @@ def ls(
                 paged(lambda count, cursor: inspector.groups.page(stream, limit=count, cursor=cursor), EVERYTHING)
             )
         print_rows(found, GROUPS, as_json=as_json, none="no consumer groups")
-        _say_what_is_missing(streams)
+        _warn_missing(streams)
 
 
 @command(app)
@@ -73,7 +73,7 @@ def lag(
         if stream is not None and not found:
             inspector.streams.info(stream, memory=False)  # raises NotFound where there is no stream
         print_rows(found, _LAGS, as_json=as_json, none="no consumer groups")
-        _say_what_is_missing(streams)
+        _warn_missing(streams)
 
 
 def _lags(inspector: Inspector, match: str, over_s: float) -> tuple[list[GroupLag], tuple[StreamInfo, ...]]:
@@ -88,7 +88,7 @@ def _lags(inspector: Inspector, match: str, over_s: float) -> tuple[list[GroupLa
     return sampler.lags(), sampler.overview.streams
 
 
-def _say_what_is_missing(streams: Iterable[StreamInfo]) -> None:
+def _warn_missing(streams: Iterable[StreamInfo]) -> None:
     for each in streams:
         if each.groups_count > len(each.groups):
             say(

@@ -106,6 +106,6 @@ def doctor(
     with server.inspector() as inspector:
         findings = inspector.doctor()
     print_rows(findings, _FINDINGS, as_json=as_json, none="no problems found")
-    grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
-    if any(finding.severity in grave for finding in findings):
+    failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    if any(finding.severity in failing for finding in findings):
         raise typer.Exit(UNHEALTHY)

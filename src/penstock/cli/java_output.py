@@ -15,8 +15,8 @@ _STARTED, _FAILED = b"\0penstock: Spark has started\0", b"\0penstock: Spark has 
 _MARK = re.compile(b"(?s).*?(?:(%b)|%b)" % (_STARTED, _FAILED))
 _ENDED = b"\0penstock: Spark is being ended\0"
 _PATIENCE_S = 2.0
-# Python workers say so when Java has hung up on them: their tasks are over, or Java tells why they were ended. Several
-# may speak at once, a line at a time.
+# Python workers print this when Java closes their connection: their tasks are over, or Java logs the reason. Several
+# may print at the same time, a line at a time.
 _OF_WORKERS = (
     rb"(?:Traceback \(most recent call last\):\n|  File \"[^\n]*/pyspark/daemon\.py\"[^\n]*\n(?:    [^\n]*\n)*"
     rb"|BrokenPipeError: [^\n]*\n)"
@@ -80,9 +80,9 @@ class _Relay(threading.Thread):
                     continue
                 held = held[found.end() :] if found[1] else held.replace(_FAILED, b"")
                 self.is_past_start.set()
-            heard, end, _ = held.partition(_ENDED)
+            visible, end, _ = held.partition(_ENDED)
             if end:
-                self._pass_on(heard)
+                self._pass_on(visible)
                 break
             unfinished = _UNFINISHED.search(held)
             assert unfinished is not None  # it may be empty

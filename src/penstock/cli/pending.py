@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.command import EVERYTHING, Server, command, group, listed, the_one
+from penstock.cli.command import EVERYTHING, Server, command, group, listed, match_prefix
 from penstock.cli.options import AsJson, DryRun, GroupName, Limit, StreamName, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_rows, span_ms
 from penstock.ids import before, is_id
@@ -74,7 +74,7 @@ def _chosen(
         return ids
     # The beginning of an id is looked for in the whole list, which may be long.
     known = [each.id for each in _of(inspector, stream, name, consumer, idle_s, EVERYTHING)]
-    return known if not ids else [the_one(given, known, f"pending message of {stream}/{name}") for given in ids]
+    return known if not ids else [match_prefix(given, known, f"pending message of {stream}/{name}") for given in ids]
 
 
 @command(app)
@@ -97,7 +97,7 @@ def claim(
         if not dry_run and chosen:
             confirm(f"Move {len(chosen):,} messages of {stream}/{name} to {to}?", yes=yes)
             claimed = inspector.pending.claim(stream, name, chosen, to, min_idle_ms=round(1000 * idle))
-    _tell(f"{'would claim' if dry_run else 'claimed'} {len(claimed):,} messages", claimed, dry_run, as_json)
+    _print_outcome(f"{'would claim' if dry_run else 'claimed'} {len(claimed):,} messages", claimed, dry_run, as_json)
 
 
 @command(app)
@@ -119,8 +119,8 @@ def retry(
         if not dry_run and chosen:
             confirm(f"Take {len(chosen):,} messages of {stream}/{name} from their consumers?", yes=yes)
             due = inspector.pending.retry(stream, name, chosen, min_idle_ms=round(1000 * idle))
-    _tell(f"{len(due):,} messages {'would be' if dry_run else 'are'} due now", due, dry_run, as_json)
+    _print_outcome(f"{len(due):,} messages {'would be' if dry_run else 'are'} due now", due, dry_run, as_json)
 
 
-def _tell(text: str, ids: list[str], dry_run: bool, as_json: bool) -> None:
+def _print_outcome(text: str, ids: list[str], dry_run: bool, as_json: bool) -> None:
     print(to_json({"ids": ids, "is_dry_run": dry_run}) if as_json else text)

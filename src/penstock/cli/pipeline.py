@@ -20,7 +20,7 @@ from penstock.cli.command import command, group
 from penstock.cli.java_output import silent_end
 from penstock.cli.options import LOOPBACK, AsJson, DryRun, Limit, Once, Yes, confirm
 from penstock.cli.shown import print_rows, say
-from penstock.cli.spark_session import Master, check_master, is_remote, leave, notice_a_dead_server, started
+from penstock.cli.spark_session import Master, check_master, detect_dead_server, is_remote, leave, started
 from penstock.cli.stopping import Stopping, stopping
 from penstock.errors import ConfigurationError, PenstockError, summary_of
 from penstock.shown import plain, shown, to_json
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 app = group("Run data pipelines on Spark.")
 _LEVEL = "spark.log.level"
-_TALKERS = (
+_NOISY_LOGGERS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.MicroBatchExecution",  # where it was up to Spark 4.0
     "org.apache.spark.executor.Executor",
@@ -325,7 +325,7 @@ def _session(
     from penstock.spark.runtime.master import is_connect
     from penstock.spark.sessions import session
 
-    # The bridge to Java logs the traceback of whatever ends a batch; we tell it in one line.
+    # The bridge to Java logs the traceback of every error that ends a batch; we print one line.
     logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     settings = _settings_of(pipelines)
     check_master(master or settings.get("spark.master"), needs_classic=len(pipelines) > 1)
@@ -333,12 +333,12 @@ def _session(
     conf = {**ours, **settings}
     _make_importable([Path.cwd(), *(file.absolute().parent for file in files)])
     try:
-        with stop.at_once(), started(master or settings.get("spark.master"), is_heard=_LEVEL in settings):
+        with stop.at_once(), started(master or settings.get("spark.master"), shows_output=_LEVEL in settings):
             spark = session(_named(pipelines), master, conf=conf)
     except (PySparkException, Py4JError) as error:
         raise PenstockError(f"cannot start Spark: {one_line(getattr(error, 'java_exception', error))}") from None
     if is_connect(spark):
-        notice_a_dead_server(spark)
+        detect_dead_server(spark)
     elif _LEVEL not in settings:
         _silence_loggers(spark)
     try:
@@ -355,7 +355,7 @@ def _session(
 
 
 def _silence_loggers(spark: SparkSession) -> None:
-    """Keep Spark from printing the stacks of what ends a batch: we tell it in one line."""
+    """Keep Spark from printing the stack traces of failed batches: we print one line."""
     log4j: Any = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001 - PySpark sets one level for all
-    for name in _TALKERS:
+    for name in _NOISY_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)

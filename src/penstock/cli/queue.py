@@ -131,8 +131,8 @@ def purge(
         if not dry_run and count:
             confirm(f"Permanently delete {count:,} {state.value} messages of {queue}?", yes=yes)
             count = inspector.queues.purge(queue, state.value, key_separator=separator, until=newest)
-    told = f"{'would delete' if dry_run else 'deleted'} {count:,} messages"
-    print(to_json({"queue": queue, "state": state.value, "purged": count, "is_dry_run": dry_run}) if as_json else told)
+    text = f"{'would delete' if dry_run else 'deleted'} {count:,} messages"
+    print(to_json({"queue": queue, "state": state.value, "purged": count, "is_dry_run": dry_run}) if as_json else text)
 
 
 @command(app, "import")

@@ -66,17 +66,17 @@ def _run(job: Replay, into: str, stop: Stopping, *, is_dry: bool, as_json: bool)
         say(f"  {counts.cut:,} without some of their fields, which were cut because of their size (field dlq_cut)")
     if done:
         say(f"  {done:,} of them were written by an earlier run")
-    told = {"name": job.name, "wanted": counts.wanted, "added": 0, "repeated": done, "is_dry_run": is_dry}
+    outcome = {"name": job.name, "wanted": counts.wanted, "added": 0, "repeated": done, "is_dry_run": is_dry}
     if is_dry:
-        print(to_json(told) if as_json else "dry run: nothing was written")
+        print(to_json(outcome) if as_json else "dry run: nothing was written")
         return
-    with stop.calling(job.stop), progress_bar("replay", counts.wanted) as tell:
-        result = job.run(tell)
-    if stop.is_asked:
+    with stop.calling(job.stop), progress_bar("replay", counts.wanted) as advance:
+        result = job.run(advance)
+    if stop.is_requested:
         say("replay: stopped; run the same command again to continue")
-    told |= {"added": result.added, "repeated": result.repeated}
+    outcome |= {"added": result.added, "repeated": result.repeated}
     text = f"wrote {result.added:,} messages; {result.repeated:,} were already there"
-    print(to_json(told) if as_json else text)
+    print(to_json(outcome) if as_json else text)
 
 
 def _origin(

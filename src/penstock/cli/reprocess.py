@@ -24,8 +24,8 @@ from penstock.shown import shown, to_json
 if TYPE_CHECKING:
     from penstock.spark.reprocess import Reprocess, Selection, Summary
 
-_LOOK_S = 0.5
-_HERE, _REPEATING = "local[*]", "local[*,4]"
+_POLL_S = 0.5
+_LOCAL_MASTER, _LOCAL_RETRY_MASTER = "local[*]", "local[*,4]"
 
 
 def reprocess(
@@ -58,7 +58,7 @@ def reprocess(
     from penstock.spark.reprocess import Reprocess, Work
     from penstock.spark.sessions import default_master
 
-    # The handler lies where the command is run, as with `python -m`.
+    # The handler is imported from the current directory, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     check_master(master)
     selection = _selection(server, stream, archive, (since, until), dead_letters, reason, where)
@@ -69,17 +69,17 @@ def reprocess(
     if not dry_run:
         job.check_results()
     # A worker that must be ended leaves its task to be repeated, as on a cluster; by default Spark does not do it here.
-    chosen = master or (_REPEATING if timeout and default_master() == _HERE else None)
+    chosen = master or (_LOCAL_RETRY_MASTER if timeout and default_master() == _LOCAL_MASTER else None)
     with stopping("reprocess") as stop:
         total, summary = _run(job, chosen, stop, dry_run=dry_run)
-        if stop.is_asked:
+        if stop.is_requested:
             say("reprocess: stopped; run the same command again to continue with the messages that have no result")
         elif as_json:
             print(to_json({"messages": total, "is_dry_run": dry_run, **asdict(summary)}))
         elif dry_run:
             print(f"{total:,} messages\ndry run: nothing was handled, nothing was written")
         else:
-            _tell(summary)
+            _print_outcome(summary)
 
 
 def _selection(
@@ -124,7 +124,7 @@ def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -
         with stop.calling(lambda: job.stop(spark)), nullcontext() if handled is None else _watched(handled, total):
             return total, job.run(spark, handled)
     except (PySparkException, Py4JError) as error:
-        if stop.is_asked:
+        if stop.is_requested:
             return 0, Summary()
         if isinstance(error, PySparkException):
             raise query_failed(error) from None
@@ -135,11 +135,11 @@ def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -
 def _watched(handled: Any, total: int) -> Iterator[None]:
     """Show on a terminal how many messages were handled."""
     is_over = threading.Event()
-    with progress_bar("reprocess", total) as tell:
+    with progress_bar("reprocess", total) as advance:
 
         def watch() -> None:
-            while not is_over.wait(_LOOK_S):
-                tell(handled.value)
+            while not is_over.wait(_POLL_S):
+                advance(handled.value)
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
@@ -150,7 +150,7 @@ def _watched(handled: Any, total: int) -> Iterator[None]:
             watcher.join()
 
 
-def _tell(summary: Summary) -> None:
+def _print_outcome(summary: Summary) -> None:
     print(f"done {summary.done:,}, failed {summary.failed:,}; {summary.earlier:,} of them already had a result")
     for failure in summary.failures:
         what = shown(f"{failure.error}: {failure.text} (such as {failure.example})")

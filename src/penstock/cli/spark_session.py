@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _OF_PENSTOCK = re.compile(r"penstock(?:\.\w+)*\.(\w+): (.+)")
-_SAME_EVERYWHERE = {"spark.sql.session.timeZone": "UTC"}
-# What ends a command is told in a line of ours, where Java would say it in hundreds.
+_COMMON_CONF = {"spark.sql.session.timeZone": "UTC"}
+# An error that ends a command is printed in one line, where Java prints hundreds.
 _QUIET = {
     "spark.log.level": "FATAL",
     "spark.ui.showConsoleProgress": "false",
@@ -65,15 +65,15 @@ def check_master(master: str | None, *, needs_classic: bool = False) -> None:
             f"--master {master}: this command does not support Spark Connect; use local[4], spark://host:7077, "
             "yarn or k8s://..."
         )
-    parts = urlsplit(master)  # a client of Spark Connect tries for minutes, without a word
+    parts = urlsplit(master)  # a client of Spark Connect retries for minutes without printing anything
     try:
         socket.create_connection((parts.hostname or "", parts.port or _CONNECT_PORT), _PATIENCE_S).close()
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--master {master}: cannot reach a Spark Connect server ({error})") from None
 
 
-def notice_a_dead_server(spark: SparkSession) -> None:
-    """Let a client of Spark Connect give up after half a minute without its server, and tell it in a line of ours."""
+def detect_dead_server(spark: SparkSession) -> None:
+    """Let a client of Spark Connect give up after half a minute without its server, with a one-line error."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
@@ -100,18 +100,18 @@ def quiet_session(
     from penstock.spark.runtime.master import is_local
     from penstock.spark.sessions import session
 
-    given = _SAME_EVERYWHERE | dict(conf or {})
+    given = _COMMON_CONF | dict(conf or {})
     with started(master):
         if is_remote(master):
             spark = session(name, master, conf=given)
-            notice_a_dead_server(spark)
+            detect_dead_server(spark)
             return spark
-        is_here = master is None or is_local(master)
-        return session(name, master, short=is_here and not is_long, conf=_QUIET | given)
+        is_this_machine = master is None or is_local(master)
+        return session(name, master, short=is_this_machine and not is_long, conf=_QUIET | given)
 
 
 @contextmanager
-def started(master: str | None, *, is_heard: bool = False) -> Iterator[None]:
+def started(master: str | None, *, shows_output: bool = False) -> Iterator[None]:
     """Say what is waited for while the body starts Spark, whose own words are kept back unless they are wanted."""
     if is_remote(master):
         say(f"connecting to Spark at {master} ...")
@@ -120,7 +120,7 @@ def started(master: str | None, *, is_heard: bool = False) -> Iterator[None]:
     where = master or "this machine"
     is_elsewhere = not where.startswith(("local", "this"))
     say(f"starting Spark on {where} ..." + (" (waiting for the cluster to allocate resources)" if is_elsewhere else ""))
-    with nullcontext() if is_heard else silent_start():
+    with nullcontext() if shows_output else silent_start():
         yield
 
 
@@ -136,6 +136,6 @@ def query_failed(error: BaseException) -> QueryFailed:
     """Return an error with our own words out of the long text that Spark wraps them in."""
     from penstock.spark.runtime.errors import is_transient_failure, one_line
 
-    told = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
-    text = told[-1].strip() if told else one_line(error)
+    messages = [match[2] for match in _OF_PENSTOCK.finditer(str(error))]
+    text = messages[-1].strip() if messages else one_line(error)
     return QueryFailed(text, is_transient=is_transient_failure(str(error)))

@@ -1,7 +1,7 @@
 """How commands on Spark are stopped: the first SIGINT or SIGTERM ends them in order and with 0, a second one at once.
 
-PySpark has a handler of its own for SIGINT, which cancels all jobs and raises KeyboardInterrupt wherever the main
-thread is: a batch would be broken off, and the terminal full of Java's stacks.
+PySpark has its own handler for SIGINT, which cancels all jobs and raises KeyboardInterrupt wherever the main
+thread is: a batch would be interrupted, and the terminal full of Java's stack traces.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from penstock.shutdown import SignalWatch, end_at_once
 
 
 class Stopped(BaseException):
-    """The command was asked to stop where nothing is under way that would have to be finished.
+    """The command was asked to stop while nothing had to be finished.
 
-    No Exception: what Spark calls, and users write, likes to catch those.
+    Not an Exception: functions that Spark calls, and those of users, often catch these.
     """
 
 
@@ -27,46 +27,46 @@ class Stopping:
     """Whether the command was asked to stop."""
 
     def __init__(self) -> None:
-        self.is_asked = False
-        self._can_break_off = False
+        self.is_requested = False
+        self._can_interrupt = False
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Raise Stopped in the midst of the body when the signal comes: for what only reads, or only starts."""
-        if self.is_asked:
+        """Raise Stopped within the body when the signal arrives: for code that only reads, or only starts something."""
+        if self.is_requested:
             raise Stopped
-        self._can_break_off = True
+        self._can_interrupt = True
         try:
             yield
         finally:
-            self._can_break_off = False
+            self._can_interrupt = False
 
     @contextmanager
     def calling(self, stop: Callable[[], object]) -> Iterator[None]:
-        """Call a function when the signal comes, in a thread of its own: it may take its time."""
+        """Call a function when the signal arrives, in its own thread: it may take long."""
         unsubscribe = SignalWatch.subscribe(lambda: threading.Thread(target=stop, daemon=True).start())
         try:
             yield
         finally:
             unsubscribe()
 
-    def _ask(self) -> None:
-        self.is_asked = True
-        if self._can_break_off:
-            self._can_break_off = False
+    def _request(self) -> None:
+        self.is_requested = True
+        if self._can_interrupt:
+            self._can_interrupt = False
             raise Stopped
 
 
 @contextmanager
 def stopping(what: str) -> Iterator[Stopping]:
-    """Watch for signals while the body runs; if it is broken off, say so, and end with 0."""
+    """Watch for signals while the body runs; if it is interrupted, print that, and end with code 0."""
     stop = Stopping()
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in SignalWatch.SIGNALS:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as a shell has it for what runs behind it
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as a shell sets it for background jobs
                 before[number] = signal.signal(number, end_at_once)
-    unsubscribe = SignalWatch.subscribe(stop._ask)  # noqa: SLF001 - of the same module
+    unsubscribe = SignalWatch.subscribe(stop._request)  # noqa: SLF001 - of the same module
     try:
         yield stop
     except Stopped:

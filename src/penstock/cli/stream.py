@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock import ids
-from penstock.cli.command import EVERYTHING, Server, command, group, listed, must_match, paged, the_one
+from penstock.cli.command import EVERYTHING, Server, command, group, listed, match_prefix, must_match, paged
 from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until, Yes, confirm, duration
 from penstock.cli.shown import Columns, print_fields, print_rows, say, span
 from penstock.errors import ConfigurationError, NotFound
@@ -25,10 +25,10 @@ from penstock.sync.ops import Inspector
 from penstock.sync.streams.producer import StreamProducer
 
 app = group("Inspect streams, publish to them and trim them.")
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _BEGINNING = 1_000  # bytes of a payload that a table shows
 _DIGITS = 19  # of the milliseconds of an id
-_LOOKED_AT = 10_000  # entries of one millisecond among which the beginning of an id is looked for
+_SCANNED = 10_000  # entries of one millisecond among which the beginning of an id is looked for
 
 
 def lag_text(lag: Lag | GroupLag | None) -> object:
@@ -173,10 +173,10 @@ def _entry_id(inspector: Inspector, stream: str, given: str) -> str:
         for end in ends
         for each in paged(
             lambda count, cursor, end=end: read(start=ms.ljust(len(end), "0"), end=end, limit=count, cursor=cursor),  # type: ignore[misc]
-            _LOOKED_AT if dash else 2,
+            _SCANNED if dash else 2,
         )
     ]
-    return the_one(given, known, f"entry of stream {stream!r}")
+    return match_prefix(given, known, f"entry of stream {stream!r}")
 
 
 def _print_entries(found: Iterator[Entry], as_json: bool) -> None:
@@ -211,7 +211,7 @@ def tail(
             for entry in paged(lambda count, cursor, read=read: read(limit=count, cursor=cursor), EVERYTHING):  # type: ignore[misc]
                 _print_lines(iter([entry]), as_json)
                 last = entry.id
-            time.sleep(_LOOK_S)  # everything is printed that was there
+            time.sleep(_POLL_S)  # everything is printed that was there
 
 
 def _print_lines(entries: Iterator[Entry], as_json: bool) -> None:

@@ -20,11 +20,11 @@ from penstock.policy import doubling
 from penstock.shutdown import SignalWatch
 
 SUPERVISED = "PENSTOCK_SUPERVISED"  # the number of a worker, which ends with its supervisor
-ENOUGH = 75  # the exit code of a supervised worker whose time is up: start another one
+RESTART = 75  # the exit code of a supervised worker whose time is up: start another one
 _STDIN = 0
 _POLL_S = 0.1
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_STEADY_S = 30.0  # uptime after which the next pause is short again
+_STABLE_S = 30.0  # uptime after which the next pause is short again
 _PATIENCE_S = 15.0  # beyond the grace that handlers have
 
 
@@ -42,12 +42,12 @@ class Child:
     def start(self) -> None:
         """Start the process."""
         environment = {**os.environ, SUPERVISED: str(self._number)}
-        # A group of its own: Ctrl-C goes to the supervisor alone, which tells each child once.
+        # A group of its own: Ctrl-C goes to the supervisor alone, which stops each child once.
         self.process = subprocess.Popen(self._command, env=environment, stdin=subprocess.PIPE, process_group=0)
         self._started_s = time.monotonic()
 
-    def look(self, warn: Callable[[str], None]) -> None:
-        """Take note of its end, and start the next one when it is time."""
+    def check(self, warn: Callable[[str], None]) -> None:
+        """Notice its end, and start the next one when it is due."""
         now = time.monotonic()
         if self.is_done:
             return
@@ -61,27 +61,27 @@ class Child:
         self._close()
         if code == 0:
             self.is_done = True  # it had nothing left to do, or was asked to end
-        elif code == ENOUGH:
+        elif code == RESTART:
             self.start_at_s = now
         elif self._is_burst and code > 0:
             self.is_done = self.has_failed = True  # it has printed why; the supervisor fails as well
         else:
-            self._failures = 1 if now - self._started_s > _STEADY_S else self._failures + 1
+            self._failures = 1 if now - self._started_s > _STABLE_S else self._failures + 1
             pause_s = doubling(_FIRST_PAUSE_S, self._failures, _LONGEST_PAUSE_S)
             self.start_at_s = now + pause_s
             warn(f"worker {self._number} ended with {describe(code)}; restarting in {pause_s:g} s")
 
     def _close(self) -> None:
-        self.ask_to_end()
+        self.request_end()
         self.process = None
 
-    def ask_to_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the process to shut down gracefully.
 
         Not by a signal, of which the second one kills: service managers send theirs to every process of a service.
         """
         if self.process is not None:
-            let_go(self.process)
+            close_pipe(self.process)
 
     def wait(self, deadline_s: float) -> None:
         """Wait for its end, and kill it when the time is over."""
@@ -98,14 +98,14 @@ class Child:
 class Supervisor:
     """Runs worker processes until it is asked to end, or all of them have nothing left to do.
 
-    `tell` gets what happens in the ordinary course of things, `warn` what should not happen.
+    `report` gets what happens in the ordinary course of things, `warn` what should not happen.
     """
 
     def __init__(
         self,
         count: int,
         command: list[str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         warn: Callable[[str], None],
         *,
         grace_s: float,
@@ -113,8 +113,8 @@ class Supervisor:
         watched: Path | None = None,
     ) -> None:
         self._children = [Child(number, command, is_burst=is_burst) for number in range(count)]
-        self._tell, self._warn, self._patience_s = tell, warn, grace_s + _PATIENCE_S
-        self._watched = Watched(watched) if watched is not None else None
+        self._report, self._warn, self._patience_s = report, warn, grace_s + _PATIENCE_S
+        self._watched = WatchedFolder(watched) if watched is not None else None
         self._stop = threading.Event()
 
     def run(self) -> bool:
@@ -123,12 +123,12 @@ class Supervisor:
         try:
             while not self._stop.wait(_POLL_S):
                 if self._watched is not None and (changed := self._watched.changed()):
-                    self._tell(f"{changed} changed; restarting the workers")
+                    self._report(f"{changed} changed; restarting the workers")
                     self._end_all()
                     for child in self._children:
                         child.start_at_s, child.is_done, child.has_failed = 0.0, False, False
                 for child in self._children:
-                    child.look(self._warn)
+                    child.check(self._warn)
                 if self._watched is None and all(child.is_done for child in self._children):
                     break
         finally:
@@ -138,20 +138,20 @@ class Supervisor:
 
     def _end_all(self) -> None:
         for child in self._children:
-            child.ask_to_end()
+            child.request_end()
         deadline_s = time.monotonic() + self._patience_s
         for child in self._children:
             child.wait(deadline_s)
 
 
-class Watched:
+class WatchedFolder:
     """The Python files of a folder, and when they were changed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known = self._look()
+        self._known = self._scan()
 
-    def _look(self) -> dict[Path, int]:
+    def _scan(self) -> dict[Path, int]:
         found = {}
         for folder, folders, files in os.walk(self._folder):
             folders[:] = [name for name in folders if not name.startswith((".", "__pycache__", "node_modules", "venv"))]
@@ -165,8 +165,8 @@ class Watched:
         return found
 
     def changed(self) -> str:
-        """Return the name of a file that changed, came or went since the last look; '' = none did."""
-        now = self._look()
+        """Return the name of a file that was changed, added or removed since the last call; '' = none was."""
+        now = self._scan()
         before, self._known = self._known, now
         return next((path.name for path in {*before, *now} if before.get(path) != now.get(path)), "")
 
@@ -182,7 +182,7 @@ def describe(code: int) -> str:
 
 
 def supervise(processes: int, *, watch: bool, is_burst: bool, grace_s: float) -> None:
-    """Run this very command in several processes, or in one that starts anew when a file changes, until told to end."""
+    """Run this very command in several processes, or in one that restarts when a file changes, until a signal."""
     # The same words, so that no option can be forgotten here; a process that is supervised starts no others.
     command = [sys.executable, "-m", "penstock", *sys.argv[1:]]
     watched = Path.cwd() if watch else None
@@ -192,10 +192,10 @@ def supervise(processes: int, *, watch: bool, is_burst: bool, grace_s: float) ->
 
 
 @contextmanager
-def signals_heard() -> Iterator[None]:
-    """Hear signals from here on: what runs inside learns, when it subscribes, of one that came before.
+def signals_recorded() -> Iterator[None]:
+    """Record signals from here on: code in the body that subscribes later is called for an earlier signal.
 
-    Opened before a process says that it works: whoever reads that may end it at once.
+    Entered before a process prints that it works: a reader of that line may end it immediately.
     """
     unsubscribe = SignalWatch.subscribe(lambda: None)
     try:
@@ -211,7 +211,7 @@ def at_end_of_parent(function: Callable[[], None]) -> None:
     """Call the function when the parent closes the pipe that is our standard input, or dies with it."""
 
     def wait() -> None:
-        # Not through sys.stdin: the interpreter wants its lock when it ends, and aborts if a thread holds it.
+        # Not through sys.stdin: the interpreter takes its lock when it ends, and aborts if a thread holds it.
         while os.read(_STDIN, 1024):
             pass
         function()
@@ -219,7 +219,7 @@ def at_end_of_parent(function: Callable[[], None]) -> None:
     threading.Thread(target=wait, name="penstock-parent", daemon=True).start()
 
 
-def let_go(child: subprocess.Popen[bytes]) -> None:
+def close_pipe(child: subprocess.Popen[bytes]) -> None:
     """Close our end of the pipe, as the parent."""
     if child.stdin is not None:
         child.stdin.close()

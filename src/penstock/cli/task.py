@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock import ids, times
-from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, listed, the_one
+from penstock.cli.command import FAILED, NOT_FOUND, Server, command, group, listed, match_prefix
 from penstock.cli.options import FROM_SETTINGS, AsJson, Kind, Limit, QueueName, duration, parsed, words
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError, NotFound
@@ -147,11 +147,11 @@ def _find(inspector: Inspector, queue: str, task_id: str) -> TaskInfo:
     if found.state is not TaskState.UNKNOWN:
         return found
     known, is_complete = inspector.tasks.begin_with(queue, task_id)
-    if not is_complete:  # one that was not looked at may begin like this, too
+    if not is_complete:  # another one, not read here, may also begin like this
         raise NotFound(
             f"no task of queue {queue!r} has the id {task_id!r}, and it has too many to look for ids that begin so"
         )
-    return inspector.tasks.status(queue, the_one(task_id, known, f"task of queue {queue!r}"))
+    return inspector.tasks.status(queue, match_prefix(task_id, known, f"task of queue {queue!r}"))
 
 
 @command(app)

@@ -58,7 +58,7 @@ def top(
             print_table(_table(sampler, None))
 
 
-def _follow(sampler: Sampler, samples: int | None, tell: Callable[[Sample], None]) -> None:
+def _follow(sampler: Sampler, samples: int | None, show: Callable[[Sample], None]) -> None:
     with sampler:
         seen = failed = 0
         while samples is None or seen < samples:
@@ -66,7 +66,7 @@ def _follow(sampler: Sampler, samples: int | None, tell: Callable[[Sample], None
             seen += 1
             sample = sampler.samples[-1]
             failed += bool(sample.error)
-            tell(sample)
+            show(sample)
     if failed == seen:
         raise PenstockError(sampler.samples[-1].error)
 

@@ -76,9 +76,9 @@ def worker(
     }
     place = supervisor.metrics_place(metrics_host, metrics_port)
     report = asyncio.run(_work(table, loaded, place, options, is_supervised=number is not None))
-    print_status(_told(report))
+    print_status(_summary(report))
     if report.reason == "uptime" and number is not None:
-        raise typer.Exit(supervisor.ENOUGH)
+        raise typer.Exit(supervisor.RESTART)
 
 
 async def _work(
@@ -100,7 +100,7 @@ async def _work(
 
             server, _ = serve(*metrics, WorkerCollector(made.tally))
             print_status(f"serving metrics on port {server.server_port}")
-        with supervisor.signals_heard():
+        with supervisor.signals_recorded():
             print_status(f"worker of queue {opened.name}: {', '.join(sorted(made.kinds))}")
             return await made.run()
 
@@ -114,7 +114,7 @@ def _results(given: str | None, settings: Settings) -> ResultBackend | None:
     return make_result_backend(result_settings(given, settings)) if given is not None or is_given else None
 
 
-def _told(report: WorkerReport) -> str:
+def _summary(report: WorkerReport) -> str:
     parts = [
         f"{report.ok} done",
         f"{report.failed} failed",

@@ -29,19 +29,19 @@ class WorkerCollector(Collector):
         tally = self._tally
         tasks = CounterMetricFamily("worker_task_total", "Runs by outcome.", labels=["kind", "status"])
         failed = CounterMetricFamily("handler_fail_total", "Runs that failed.", labels=["kind"])
-        took = HistogramMetricFamily("handler_duration_seconds", "How long handlers ran.", labels=["kind"])
+        durations = HistogramMetricFamily("handler_duration_seconds", "How long handlers ran.", labels=["kind"])
         for kind, counts in list(tally.kinds.items()):
             for outcome, number in counts.outcomes.items():
                 tasks.add_metric([kind, outcome], number)
             failed.add_metric([kind], sum(counts.outcomes[name] for name in ("retry", "dead", "error")))
-            took.add_metric([kind], *_histogram(counts.buckets, counts.seconds))
+            durations.add_metric([kind], *_histogram(counts.buckets, counts.seconds))
         unsaved = CounterMetricFamily("result_backend_fail_total", "Failed attempts to save results.")
         unsaved.add_metric([], tally.backend_failures)
         running = GaugeMetricFamily("penstock_worker_running_tasks", "Handlers running now.", value=tally.running)
         uptime = GaugeMetricFamily(
             "worker_runtime_seconds", "Seconds since the worker started.", value=time.time() - tally.started_s
         )
-        return [tasks, failed, took, unsaved, running, uptime]
+        return [tasks, failed, durations, unsaved, running, uptime]
 
 
 class ConsumerCollector(Collector):

@@ -1,4 +1,4 @@
-"""`penstock workers`: who works, on what, and when it was last heard of."""
+"""`penstock workers`: which consumers work, on what, and when each was last active."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from penstock.cli.command import Server, listed, must_match
 from penstock.cli.options import AsJson, Limit, Pattern
 from penstock.cli.shown import Columns, print_rows, say, span_ms
-from penstock.ops.model import MOST_CONSUMERS, ConsumerState
+from penstock.ops.model import MAX_CONSUMERS, ConsumerState
 
 _WORKERS: Columns = {
     "worker": "name",
@@ -36,4 +36,4 @@ def workers(
         )
         print_rows(rows, _WORKERS, as_json=as_json, none="no workers")
         for name, group in inspector.workers.unlisted(stream):
-            say(f"group {group} of {name} has more than {MOST_CONSUMERS:,} consumers, which are not listed")
+            say(f"group {group} of {name} has more than {MAX_CONSUMERS:,} consumers, which are not listed")

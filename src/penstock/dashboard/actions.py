@@ -11,7 +11,7 @@ from penstock.dashboard.view import Refused, View
 from penstock.keys import QueueKeys, StreamKeys
 from penstock.ops import RetentionPolicy, StreamKind
 
-_MOST_AT_ONCE = 10_000
+_MAX_AT_ONCE = 10_000
 _USUAL_CAP = 1_000
 _LONGEST_S = 60  # that a browser waits for a redrive: beyond it, the rest is left for the next one
 
@@ -159,7 +159,7 @@ async def _ask_redrive(view: View) -> Question:
 async def _redrive(view: View) -> str:
     stream, cap, rate = (
         view.needed("stream"),
-        view.number("cap", _USUAL_CAP, _MOST_AT_ONCE),
+        view.number("cap", _USUAL_CAP, _MAX_AT_ONCE),
         view.number("rate", 0, 10_000),
     )
     report = await view.inspector.dead_letters.redrive(
@@ -217,7 +217,7 @@ async def _ask_purge(view: View) -> Question:
 
 
 async def _purge(view: View) -> str:
-    stream, cap = view.needed("stream"), view.number("cap", _USUAL_CAP, _MOST_AT_ONCE)
+    stream, cap = view.needed("stream"), view.number("cap", _USUAL_CAP, _MAX_AT_ONCE)
     gone = await view.inspector.dead_letters.purge(stream, view.dead_letters(), limit=cap)
     return f"{_some(gone, 'dead letter')} of {stream} deleted."
 

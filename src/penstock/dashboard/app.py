@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 
 from penstock.dashboard.actions import ACTIONS
 from penstock.dashboard.audit import Audit
-from penstock.dashboard.live import Live
+from penstock.dashboard.live import LiveData
 from penstock.dashboard.pages import PAGES, DashboardPage
 from penstock.dashboard.presentation import environment, link
 from penstock.dashboard.security import CSRF_COOKIE, CSRF_FIELD, SESSION_COOKIE, Access, Guard
@@ -76,7 +76,7 @@ class Dashboard:
 
     def __init__(self, inspector: Inspector, access: Access, sample_interval_s: float, identify: Identify) -> None:
         self._inspector, self._access, self._identify = inspector, access, identify
-        self._live, self._audit = Live(self._inspector, sample_interval_s), Audit(self._inspector)
+        self._live, self._audit = LiveData(self._inspector, sample_interval_s), Audit(self._inspector)
         self._templates = environment()
         self.app = Starlette(
             routes=[
@@ -105,7 +105,7 @@ class Dashboard:
     # --- pages --------------------------------------------------------------------------------------
 
     async def _page(self, page: DashboardPage, request: Request) -> Response:
-        if not self._access.is_let_in(request):
+        if not self._access.is_authenticated(request):
             return self._to_login(request)
         await self._live.start()
         values = await self._values(page, request)
@@ -145,7 +145,7 @@ class Dashboard:
 
     async def _confirm(self, request: Request) -> Response:
         is_form = request.method == "POST"  # what is too long for an address, such as a payload
-        if not is_form and not self._access.is_let_in(request):
+        if not is_form and not self._access.is_authenticated(request):
             return self._to_login(request)
         action = self._action(request)
         given = await self._own_form(request) if is_form else request.query_params.multi_items()
@@ -217,16 +217,16 @@ class Dashboard:
         return self._html(request, "login.html", values, status=403 if token else 200)
 
     def _to_login(self, request: Request) -> Response:
-        here = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
-        return RedirectResponse(link(_base(request), "/login", {"next": here}), 303)
+        current_url = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+        return RedirectResponse(link(_base(request), "/login", {"next": current_url}), 303)
 
     def _check(self, request: Request) -> None:
-        if not self._access.is_let_in(request):
+        if not self._access.is_authenticated(request):
             raise Refused(401, "Log in first, or send the token as Authorization: Bearer <token>.")
 
     @staticmethod
     def _local(request: Request, address: str) -> str:
-        # Only a path of ours is gone to: `//other` and `/\other` are other hosts to a browser.
+        # Redirect only to our own paths: to a browser, `//other` and `/\other` are other hosts.
         base = _base(request)
         is_ours = address.startswith(f"{base}/") and not address.startswith(("//", "/\\")) and address.isprintable()
         return address if is_ours and "\\" not in address else f"{base}/"
@@ -251,14 +251,14 @@ class Dashboard:
         browser = request.cookies.get(CSRF_COOKIE) or secrets.token_urlsafe(16)
         theme = request.cookies.get("penstock_theme", "")
         kept = [(name, value) for name, value in request.query_params.multi_items() if name != "done"]
-        here = f"{request.url.path}?{urlencode(kept)}" if kept else request.url.path
+        current_url = f"{request.url.path}?{urlencode(kept)}" if kept else request.url.path
         context = {
             "base": base,
             "url": lambda path, **params: link(base, path, params),
-            "here": here,
+            "here": current_url,
             "json_url": f"{base}{json_path}{f'?{query}' if query else ''}" if json_path else "",
             "given": dict(request.query_params),
-            "is_let_in": self._access.is_let_in(request),
+            "is_authenticated": self._access.is_authenticated(request),
             "navigation": [page for page in PAGES if page.label],
             "theme": theme if theme in _THEMES else "",
             "allow_actions": self._access.allow_actions,

@@ -11,9 +11,9 @@ from penstock.keys import AUDIT_STREAM
 from penstock.ops import Entry, Inspector, Page
 from penstock.streams.producer import StreamProducer
 
-_MOST_ENTRIES = 100_000
-_NOT_TOLD = frozenset({"back", "csrf", "value"})  # `value` is an edited payload, which may be secret and long
-_MOST_TOLD = 200  # characters of an argument
+_MAX_ENTRIES = 100_000
+_NOT_RECORDED = frozenset({"back", "csrf", "value"})  # `value` is an edited payload, which may be secret and long
+_MAX_RECORDED = 200  # characters of an argument
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,16 @@ class Audit:
 
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
-        self._producer = StreamProducer(inspector.client, AUDIT_STREAM, max_len=_MOST_ENTRIES, on_full="drop_oldest")
+        self._producer = StreamProducer(inspector.client, AUDIT_STREAM, max_len=_MAX_ENTRIES, on_full="drop_oldest")
 
     async def write(self, event: str, action: str, who: str, given: list[tuple[str, str]], text: str = "") -> str:
         """Add an entry; return its id."""
         arguments: dict[str, list[str]] = {}
         for name, value in given:
-            if name not in _NOT_TOLD and value:
-                arguments.setdefault(name, []).append(value[:_MOST_TOLD])
-        told = {"event": event, "action": action, "who": who, "arguments": arguments, "text": text}
-        return await self._producer.push(told)
+            if name not in _NOT_RECORDED and value:
+                arguments.setdefault(name, []).append(value[:_MAX_RECORDED])
+        record = {"event": event, "action": action, "who": who, "arguments": arguments, "text": text}
+        return await self._producer.push(record)
 
     async def page(self, cursor: str, limit: int) -> tuple[list[Record], str]:
         """Return records, the newest first, and the cursor of the next page."""
@@ -70,11 +70,11 @@ class Audit:
 
 def _record(entry: Entry) -> Record:
     # Any client may have written to the stream.
-    told = entry.payload.value if isinstance(entry.payload.value, dict) else {}
+    record = entry.payload.value if isinstance(entry.payload.value, dict) else {}
     texts = {
-        name: value if isinstance(value := told.get(name), str) else "" for name in ("event", "action", "who", "text")
+        name: value if isinstance(value := record.get(name), str) else "" for name in ("event", "action", "who", "text")
     }
-    arguments = told.get("arguments")
+    arguments = record.get("arguments")
     return Record(
         entry.id, ids.parse(entry.id)[0], texts["event"], texts["action"], texts["who"],
         arguments if isinstance(arguments, dict) else {}, texts["text"],

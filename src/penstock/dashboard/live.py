@@ -15,14 +15,14 @@ _QUIET_S = 1.0  # after which a feed sends a comment and checks whether it shoul
 _SHARE = (
     50  # seconds for which causes are shown for each second that finding them took: at most 2% of the server's time
 )
-_MOST_FILTERS = 50  # whose causes are kept
-_MOST_PAGES = 50  # whose values are kept
+_MAX_FILTERS = 50  # whose causes are kept
+_MAX_PAGES = 50  # whose values are kept
 _OLDEST_PAGE_S = 2.0  # where samples are rarer than this
 _LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the server busy for too long
 
 
 @dataclass(slots=True)
-class _Shared:
+class _CachedPage:
     """The values of a page, for every browser that asks before the next sample."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -31,13 +31,13 @@ class _Shared:
     end_s: float = 0.0
 
 
-class Live:
+class LiveData:
     """One sampler for all browsers: however many there are, the server is sampled once."""
 
     def __init__(self, inspector: Inspector, every_s: float) -> None:
         self._inspector, self.sampler = inspector, Sampler(inspector, every_s=every_s)
         self._failures: dict[tuple[str, Hashable], tuple[float, FailureGroups]] = {}  # each with its end
-        self._pages: dict[Hashable, _Shared] = {}
+        self._pages: dict[Hashable, _CachedPage] = {}
         self._finding = asyncio.Lock()
         self._starting = asyncio.Lock()
         self._is_started = self._is_ending = False
@@ -77,8 +77,8 @@ class Live:
 
         Each sample makes every browser ask again, at the same time.
         """
-        shared = self._pages.setdefault(place, _Shared())
-        if len(self._pages) > _MOST_PAGES:
+        shared = self._pages.setdefault(place, _CachedPage())
+        if len(self._pages) > _MAX_PAGES:
             del self._pages[next(iter(self._pages))]
         async with shared.lock:
             newest = self.sampler.samples[-1].number if self.sampler.samples else 0
@@ -87,25 +87,25 @@ class Live:
                 shared.sample, shared.end_s = newest, time.monotonic() + _OLDEST_PAGE_S
             return shared.values
 
-    async def failures(self, stream: str, matching: DeadLetterFilter, asked: Hashable) -> FailureGroups:
+    async def failures(self, stream: str, matching: DeadLetterFilter, criteria: Hashable) -> FailureGroups:
         """Return dead letters by cause, for all browsers together; they are as old as their cost makes them.
 
-        `asked` says what the filter was made of: the times of "for the last two hours" differ in each request.
+        `criteria` says what the filter was made of: the times of "for the last two hours" differ in each request.
         """
         async with self._finding:
-            kept, place, began_s = self._failures, (stream, asked), time.monotonic()
+            kept, place, began_s = self._failures, (stream, criteria), time.monotonic()
             if place in kept and began_s < kept[place][0]:
                 return kept[place][1]
             found = await self._inspector.dead_letters.failures(stream, matching, most=_LETTERS_BY_CAUSE)
             kept.pop(place, None)
             ended_s = time.monotonic()
             kept[place] = (ended_s + _SHARE * (ended_s - began_s), found)
-            if len(kept) > _MOST_FILTERS:
+            if len(kept) > _MAX_FILTERS:
                 del kept[next(iter(kept))]
             return found
 
     def forget(self) -> None:
-        """Find causes and load pages anew: an operator has changed something."""
+        """Drop cached causes and pages: an operator has changed something."""
         self._failures, self._pages = {}, {}  # what is being found at this moment goes into the old ones
 
     async def feed(self) -> AsyncIterator[str]:

@@ -13,7 +13,7 @@ from penstock.errors import NotFound
 from penstock.keys import QueueKeys
 from penstock.ops import ConsumerState, StreamInfo, StreamKind, TaskState
 from penstock.ops.condition import condition_of
-from penstock.ops.model import MOST_CONSUMERS
+from penstock.ops.model import MAX_CONSUMERS
 from penstock.queue.model import GROUP
 
 Values = dict[str, Any]
@@ -48,7 +48,7 @@ class DashboardPage:
 
 
 async def overview(view: View) -> Values:
-    """Return everything at once, as the last sample saw it: nothing is asked for a page."""
+    """Return everything at once, as of the last sample: a page sends no command."""
     found = view.live.overview
     if found is None:
         found = await view.inspector.overview()
@@ -229,7 +229,7 @@ async def workers(view: View) -> Values:
         state=ConsumerState(state) if state else None, limit=_ROWS, cursor=view.cursor()
     )
     groups = [group for stream in (view.live.overview.streams if view.live.overview else ()) for group in stream.groups]
-    unlisted = [group for group in groups if group.consumers > MOST_CONSUMERS]
+    unlisted = [group for group in groups if group.consumers > MAX_CONSUMERS]
     return {"page": page, "state": state, "states": list(ConsumerState), "unlisted": unlisted}
 
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from penstock.shown import shown, shown_lines, to_json
 from penstock.units import NOTHING, as_datetime, count, duration, moment, rate, size
 
-_MOST_SHOWN = 200_000  # characters of one value on a page
+_MAX_SHOWN = 200_000  # characters of one value on a page
 
 
 def environment() -> Environment:
@@ -71,9 +71,7 @@ def raw(value: bytes) -> str:
 
 
 def _cut(text: str) -> str:
-    return (
-        text if len(text) <= _MOST_SHOWN else (f"{text[:_MOST_SHOWN]}\n… {len(text) - _MOST_SHOWN:,} more characters")
-    )
+    return text if len(text) <= _MAX_SHOWN else (f"{text[:_MAX_SHOWN]}\n… {len(text) - _MAX_SHOWN:,} more characters")
 
 
 def sparkline(values: Sequence[float | None], width: int = 88, height: int = 20) -> Markup:

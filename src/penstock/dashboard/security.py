@@ -25,7 +25,7 @@ from penstock.errors import ConfigurationError
 SESSION_COOKIE = "penstock_session"
 CSRF_COOKIE = "penstock_csrf"
 CSRF_FIELD = "csrf"
-_SHORTEST_TOKEN = 16
+_MIN_TOKEN = 16
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 _HEADERS = {
     # No inline script or style anywhere: text of a message that were taken for markup could still do nothing.
@@ -43,7 +43,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who is let in, and whether they may change anything."""
+    """Who has access, and whether they may change anything."""
 
     token: str | None = None
     allowed_hosts: frozenset[str] = frozenset()
@@ -57,13 +57,11 @@ class Access:
         hosts = frozenset(host.lower().rstrip(".") for host in allowed_hosts)
         if token is None:
             return cls(None, hosts, allow_actions)
-        if len(token) < _SHORTEST_TOKEN:
-            raise ConfigurationError(
-                f"token must have at least {_SHORTEST_TOKEN} characters, so that it cannot be guessed"
-            )
+        if len(token) < _MIN_TOKEN:
+            raise ConfigurationError(f"token must have at least {_MIN_TOKEN} characters, so that it cannot be guessed")
         return cls(token, hosts, allow_actions, hashlib.sha256(b"penstock dashboard " + token.encode()).digest())
 
-    def knows_host(self, host_header: str) -> bool:
+    def is_allowed_host(self, host_header: str) -> bool:
         """Return whether a request for this host is meant for us.
 
         A name that an attacker points at this machine is refused. With a token any IP address is accepted: no name
@@ -85,7 +83,7 @@ class Access:
         """The value of the cookie of a browser that gave the token."""
         return self._signed("session")
 
-    def is_let_in(self, connection: HTTPConnection) -> bool:
+    def is_authenticated(self, connection: HTTPConnection) -> bool:
         """Return whether the request comes with the token, as a cookie or as `Authorization: Bearer`."""
         if self.token is None:
             return True
@@ -167,7 +165,7 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if not self._access.knows_host(headers.get("host", "")):
+        if not self._access.is_allowed_host(headers.get("host", "")):
             return _refused(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 f"The dashboard does not accept requests for the host {headers.get('host', '')[:200]!r}. Start "

@@ -11,13 +11,13 @@ from starlette.requests import Request
 
 from penstock import ids
 from penstock.dashboard.audit import Audit
-from penstock.dashboard.live import Live
+from penstock.dashboard.live import LiveData
 from penstock.errors import PenstockError
 from penstock.ops import DeadLetterFilter, Inspector
 from penstock.times import duration_s, moment_ms
 
-_MOST_BODY = 8 << 20
-_MOST_FIELDS = 2_000
+_MAX_BODY = 8 << 20
+_MAX_FIELDS = 2_000
 
 Given = Sequence[tuple[str, str]]
 
@@ -35,7 +35,7 @@ class View:
     """The parameters of one request, and what answers it."""
 
     inspector: Inspector
-    live: Live
+    live: LiveData
     audit: Audit
     given: Given = ()
 
@@ -120,9 +120,9 @@ async def form_of(request: Request) -> list[tuple[str, str]]:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > _MOST_BODY:
-            raise Refused(413, f"A form must not exceed {_MOST_BODY >> 20} MiB.")
+        if len(body) > _MAX_BODY:
+            raise Refused(413, f"A form must not exceed {_MAX_BODY >> 20} MiB.")
     try:
-        return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        return parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except ValueError as error:
         raise Refused(400, "The form cannot be read.") from error

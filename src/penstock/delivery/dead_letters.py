@@ -112,7 +112,7 @@ class DeadLetterMover:
         self._backoff.forget(entry.id)
         if not is_ours:
             return None
-        await self._tell(entry, reason, message)
+        await self._report(entry, reason, message)
         trimmed = await self._client.dead_letter_retention.after(self._key)
         if trimmed:
             self._emit(EventName.DEAD_LETTERS_TRIMMED, count=trimmed)
@@ -129,7 +129,7 @@ class DeadLetterMover:
             fields, self._source, entry.id, self._group, consumer, reason, error, entry.attempts, entry.deliveries
         )
 
-    async def _tell(self, entry: Rejected, reason: Reason, message: StreamMessage | None) -> None:
+    async def _report(self, entry: Rejected, reason: Reason, message: StreamMessage | None) -> None:
         error = "" if entry.error is None else text_of(entry.error, repr)
         log_dead_letter(self._logger, self._source, self._group, entry, reason, f"message {entry.id}")
         self._emit(EventName.DEAD_LETTERED, id=entry.id, reason=reason.value, error=error)

@@ -65,7 +65,7 @@ class Delivery(msgspec.Struct, eq=False):
         if not admitted:
             return False
         answers = await context.commands.begin([self._before_begin(message) for message in admitted])
-        self._let_go_of_refused(admitted, answers)
+        self._release_refused(admitted, answers)
         self.messages = [message for message, is_ours in zip(admitted, answers, strict=True) if is_ours]
         for message in self.messages:
             message.delivery_count += 1
@@ -106,7 +106,7 @@ class Delivery(msgspec.Struct, eq=False):
         parked = sum(answers)
         in_flight.context.tally.count(retried=parked)
         in_flight.context.emit(EventName.RETRIED, count=parked)
-        self._let_go_of_refused(messages, answers)
+        self._release_refused(messages, answers)
 
     async def dead_letter(
         self, message: StreamMessage, reason: Reason, error: BaseException | None, fields: Sequence[bytes] | None = None
@@ -123,9 +123,9 @@ class Delivery(msgspec.Struct, eq=False):
         except Exception as refusal:
             await self.retry([(message, RetryAfter(context.dead_letter_writer.refused(refusal, message.id)))])
         else:
-            self._let_go_of_refused([message], [written is not None])
+            self._release_refused([message], [written is not None])
 
-    def _let_go_of_refused(self, messages: Sequence[StreamMessage], answers: Sequence[bool]) -> None:
+    def _release_refused(self, messages: Sequence[StreamMessage], answers: Sequence[bool]) -> None:
         # They now belong to another consumer.
         lost = [message for message, is_ours in zip(messages, answers, strict=True) if not is_ours]
         if lost:

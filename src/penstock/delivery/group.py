@@ -87,8 +87,8 @@ class ConsumerGroup:
             return Lag(known if counted.first else 0, age_s)
         if counted.is_all:
             return Lag(counted.count, age_s)
-        most, told = counted.most, info.get("lag")  # the server counts what was removed unread as well
-        return Lag(max(counted.count, most if told is None else min(told, most)), age_s, is_exact=False)
+        most, reported = counted.most, info.get("lag")  # the server counts what was removed unread as well
+        return Lag(max(counted.count, most if reported is None else min(reported, most)), age_s, is_exact=False)
 
     async def _unread(self, info: dict[str, Any]) -> int | None:
         # How many entries are unread, where that is certain without counting them.

@@ -27,7 +27,7 @@ from penstock.runtime.aio import Promise, new_promise
 Row = tuple[str, list[bytes]]  # id and fields of an entry
 MAX_IDS = 1_000  # per script call: Lua unpacks a list onto its stack
 _TRIES = 3
-_MOST_LOOKS = 100  # at two thousand messages each
+_MAX_PAGES = 100  # at two thousand messages each
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class GroupCommands:
         self.unconfirmed: set[str] = set()  # may have been settled by a try whose reply was lost
 
     @property
-    def _me(self) -> tuple[str, str, str]:
+    def _identity(self) -> tuple[str, str, str]:
         return self.group, self.consumer, self.incarnation
 
     # --- reading ------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class GroupCommands:
         """Record that handlers begin with messages (id, deliveries, attempts so far); False = no longer ours."""
         args = [item for claim in claims for item in claim]
         keys = [self.keys.stream, self.keys.attempts(self.group), self._worker]
-        reply = await self._client.run("streams/begin", keys, [*self._me, *args], Repeat.IDEMPOTENT)
+        reply = await self._client.run("streams/begin", keys, [*self._identity, *args], Repeat.IDEMPOTENT)
         return [bool(item) for item in reply]
 
     async def park(self, parkings: Sequence[Parking]) -> list[bool]:
@@ -115,7 +115,7 @@ class GroupCommands:
             chunk = parkings[start : start + MAX_IDS]
             args = [item for p in chunk for item in (p.id, p.delay_ms, p.deliveries, p.attempts)]
             keys = [*self._claim_keys[:3], self._worker]
-            reply = await self._client.run("streams/park", keys, [*self._me, *args], Repeat.IDEMPOTENT)
+            reply = await self._client.run("streams/park", keys, [*self._identity, *args], Repeat.IDEMPOTENT)
             # After a lost reply, False may also mean that a peer has taken the parked message already.
             answers += [bool(item) for item in reply]
         return answers
@@ -138,7 +138,7 @@ class GroupCommands:
         if dedup_key is not None:
             keys.append(self.keys.dedup(dedup_key))
         answer = await self._settle(
-            "streams/dead_letter", keys, [*self._me, message_id, int(is_deleted), *record], message_id
+            "streams/dead_letter", keys, [*self._identity, message_id, int(is_deleted), *record], message_id
         )
         return answer != 0
 
@@ -222,15 +222,15 @@ class GroupCommands:
     ) -> tuple[str, list[Redelivery], list[str]]:
         """Take messages whose lease has expired; also return the cursor of the next call.
 
-        Passes over what silent consumers left waiting for a retry, in at most _MOST_LOOKS calls.
+        Passes over what silent consumers left waiting for a retry, in at most _MOST_PAGES calls.
         """
-        for looks_left in reversed(range(_MOST_LOOKS)):
+        for pages_left in reversed(range(_MAX_PAGES)):
             args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]
             following, claims, missing, is_more = await self._client.run(
                 "streams/recover", self._claim_keys, args, Repeat.ONCE, waits
             )
             cursor = following.decode()
-            if claims or missing or not (is_more and looks_left):
+            if claims or missing or not (is_more and pages_left):
                 return cursor, self._claims(claims), _texts(missing)
         raise AssertionError("the last look returns")
 
@@ -260,8 +260,8 @@ class GroupCommands:
         while left:  # a call takes only a few large messages
             args: list[str | int] = [self.group, self.consumer, int(is_own_read), *left]
             reply = await self._client.run("streams/take", self._claim_keys, args, Repeat.IDEMPOTENT)
-            claims, missing, looked = reply
-            found, gone, left = [*found, *self._claims(claims)], [*gone, *_texts(missing)], left[looked:]
+            claims, missing, examined = reply
+            found, gone, left = [*found, *self._claims(claims)], [*gone, *_texts(missing)], left[examined:]
         return found, gone
 
     async def take_unheld(

@@ -215,16 +215,16 @@ class InFlight:
         with self.lock:
             if self._delivered.pop(id(messages), None) is not None:
                 return messages
-            single = self._itemized()
+            single = self._by_id()
             found = [message for message in messages if single.get(message.id) is message]
             for message in found:
                 del single[message.id]
             return found
 
-    def answered(self, told: list[str]) -> None:
+    def answered(self, batch: list[str]) -> None:
         """Remove a list of ids from `unanswered`: the server has answered, or its reply was lost."""
         with self.lock:
-            del self.unanswered[next(place for place, other in enumerate(self.unanswered) if other is told)]
+            del self.unanswered[next(index for index, other in enumerate(self.unanswered) if other is batch)]
 
     def park(self, messages: list[StreamMessage]) -> None:
         """Remove messages that wait for their next run; they stay pending with this consumer."""
@@ -234,17 +234,17 @@ class InFlight:
 
     @contextmanager
     def settling(self, messages: Iterable[StreamMessage]) -> Iterator[None]:
-        """Keep renewals from reporting messages as lost while the server settles them: its reply tells."""
-        asked = [message.id for message in messages]
-        self._settling.update(asked)
+        """Keep renewals from reporting messages as lost while the server settles them: its reply decides."""
+        ids = [message.id for message in messages]
+        self._settling.update(ids)
         try:
             yield
         finally:
-            self._settling.difference_update(asked)
+            self._settling.difference_update(ids)
 
     # --- one by one ---------------------------------------------------------------------------------
 
-    def _itemized(self) -> dict[str, StreamMessage | None]:
+    def _by_id(self) -> dict[str, StreamMessage | None]:
         for delivered in self._delivered.values():
             for item in delivered:
                 if isinstance(item, StreamMessage):
@@ -257,17 +257,17 @@ class InFlight:
     def ids(self) -> list[str]:
         """Return the ids of all messages whose handlers are not done."""
         with self.lock:
-            return [*self._itemized(), *(row[0].decode() for row in self._fresh)]
+            return [*self._by_id(), *(row[0].decode() for row in self._fresh)]
 
     def unsettled_ids(self) -> list[str]:
         """Return the ids of all messages that the server has not settled, including finished ones."""
         with self.lock:
-            return [*self.ids(), *self.finished, *(entry_id for told in self.unanswered for entry_id in told)]
+            return [*self.ids(), *self.finished, *(entry_id for batch in self.unanswered for entry_id in batch)]
 
     def find(self, wanted: Iterable[str]) -> dict[str, StreamMessage | None]:
         """Return the wanted messages whose handlers are not done, by id; None = not decoded yet."""
         with self.lock:
-            single, unseen, found = self._itemized(), set[bytes](), dict[str, StreamMessage | None]()
+            single, unseen, found = self._by_id(), set[bytes](), dict[str, StreamMessage | None]()
             for entry_id in wanted:
                 if entry_id in single:
                     found[entry_id] = single[entry_id]
@@ -337,7 +337,7 @@ class InFlight:
         if not self.rejected:
             self.has_rejected.clear()
 
-    def call_off(self) -> tuple[list[str], list[StreamMessage]]:
+    def withdraw_waiting(self) -> tuple[list[str], list[StreamMessage]]:
         """Take waiting messages away from the workers: return the ids of new ones, and the messages to run again.
 
         All of them stay held.

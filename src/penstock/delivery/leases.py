@@ -26,7 +26,7 @@ from penstock.redis.translate import checked
 
 logger = logging.getLogger("penstock.delivery")
 Renewal: TypeAlias = Generator[list[Call], list[Reply], None]
-_LEAST_PATIENCE_S = 1.0  # less would time out on servers that are only slow
+_MIN_PATIENCE_S = 1.0  # less would time out on servers that are only slow
 _CHUNK = 500  # leases per script call
 _CALLS = 8  # per round trip: the renewal of many leases delays no other for longer than these take
 _STOP_S = 1.0
@@ -121,14 +121,14 @@ class StreamLeases(Renewable):
         in_flight: Callable[[], Mapping[StreamKeys, Sequence[str]]], on_lost: Callable[[StreamKeys, list[str]], None],
     ) -> None:  # fmt: skip
         # Time out after an interval, at most a third of the lease, which leaves time for another try.
-        super().__init__(settings, key, interval_s, max(_LEAST_PATIENCE_S, interval_s), f"leases of {consumer}")
+        super().__init__(settings, key, interval_s, max(_MIN_PATIENCE_S, interval_s), f"leases of {consumer}")
         self._group, self._consumer, self._lease_ms = group, consumer, lease_ms
         self._in_flight, self._on_lost = in_flight, on_lost
         self.name_ttl_ms = 3 * lease_ms
         self._name: tuple[str, int] = ("", 0)
         self._on_fenced: Callable[[], None] = lambda: None
         self._vanished: dict[StreamKeys, set[str]] = {}  # their entries vanished while their handlers run
-        self._told: set[tuple[str, str]] = set()  # stream and id of lost leases that are being reported
+        self._being_reported: set[tuple[str, str]] = set()  # stream and id of lost leases that are being reported
 
     def keep_name(self, incarnation: str, on_fenced: Callable[[], None]) -> None:
         """Also keep the consumer's name, until another process has taken it."""
@@ -169,22 +169,22 @@ class StreamLeases(Renewable):
             return
         held = set(self._in_flight().get(keys, ()))  # messages that were settled meanwhile are not lost
         found = [item for item in map(bytes.decode, refused) if item in held]
-        lost = [item for item in found if (keys.stream, item) not in self._told]
+        lost = [item for item in found if (keys.stream, item) not in self._being_reported]
         if not lost:
             return
-        being_told = [(keys.stream, item) for item in lost]
-        self._told.update(being_told)
+        reported = [(keys.stream, item) for item in lost]
+        self._being_reported.update(reported)
         try:
-            tell(self._tell, keys, lost)
+            call_in_thread(self._report_lost, keys, lost)
         except RuntimeError as error:  # no more threads: the next renewal finds them again
-            self._told.difference_update(being_told)
+            self._being_reported.difference_update(reported)
             self._logger.warning("cannot report lost leases of %s: %s", keys.stream, error)
 
-    def _tell(self, keys: StreamKeys, lost: list[str]) -> None:
+    def _report_lost(self, keys: StreamKeys, lost: list[str]) -> None:
         try:
             self._on_lost(keys, lost)
         finally:
-            self._told.difference_update([(keys.stream, item) for item in lost])
+            self._being_reported.difference_update([(keys.stream, item) for item in lost])
 
     def failed(self, error: Exception) -> None:
         """Handle a failed renewal."""
@@ -195,7 +195,7 @@ class StreamLeases(Renewable):
             super().failed(error)
 
 
-def tell(function: Callable[..., None], *args: object) -> None:
+def call_in_thread(function: Callable[..., None], *args: object) -> None:
     """Call a function, perhaps the user's, in another thread, so that it cannot delay renewals."""
 
     def call() -> None:

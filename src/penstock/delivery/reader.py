@@ -24,7 +24,7 @@ _IDLE_POLL_S = 0.05
 
 
 _PAGE = PageLimits(50, MAX_IDS, 4 << 20)  # at most as many as a read can acknowledge
-_MOST_BYTES = 16 << 20  # of the messages that wait in this process
+_MAX_BYTES = 16 << 20  # of the messages that wait in this process
 
 
 class PrefetchWindow:
@@ -38,7 +38,7 @@ class PrefetchWindow:
         """Record that messages arrived."""
         self._refilled_s = time.monotonic()
 
-    def ran_low(self) -> None:
+    def adjust(self) -> None:
         """Record that there is room: double the target if messages were handled fast, halve it if they waited long."""
         took_s = time.monotonic() - self._refilled_s
         if took_s < _FAST_S:
@@ -65,7 +65,7 @@ class MessageReader:
         self._page, self._most_waiting = _PAGE.first, config.max_prefetch
         self._sweep_interval_s = config.effective_recovery_ms / 1000
         self._blocking = BlockingRead(context.client, context.commands.keys.stream)
-        self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
+        self._ask_host: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
         self._must_sweep = True
         self.has_read = False
         self._last_sweep_s = 0.0
@@ -74,13 +74,13 @@ class MessageReader:
 
     async def read(self, count: int) -> int:
         """Read new messages once, together with acknowledgements; return how many arrived."""
-        await self._ready()
+        await self._prepare()
         in_flight, found, is_answered = self._in_flight, 0, False
         acks = self._acks.take(for_read=True, is_calm=in_flight.is_exact and not self.claiming.locked())
         commands: list[Command] = [self._commands.ack_command(*acks)] if acks else []
         commands.append(self._commands.read_command(count, self._block_ms or None))
-        step = 2 if self._asked else 1
-        if self._asked:  # counts for one command only
+        step = 2 if self._ask_host else 1
+        if self._ask_host:  # counts for one command only
             commands = [part for command in commands for part in (("ASKING",), command)]
 
         def on_reply(index: int, reply: Reply) -> None:
@@ -115,7 +115,7 @@ class MessageReader:
         if not rows:
             return 0
         found, size = len(rows), self._blocking.reply_bytes
-        self._page, self._most_waiting = _PAGE.after(found, size), found * _MOST_BYTES // max(1, size)
+        self._page, self._most_waiting = _PAGE.after(found, size), found * _MAX_BYTES // max(1, size)
         if is_late(self._blocking.sent_s, self._late_s):
             self._must_sweep = True  # the sweep takes those that are still ours
             self._read_less()
@@ -134,7 +134,7 @@ class MessageReader:
             await self._client.load(connection, [script("streams/ack")])
             return
         if isinstance(error, Redirected | ReadOnlyServer):
-            self._asked = error.asked if isinstance(error, Redirected) else None
+            self._ask_host = error.ask_host if isinstance(error, Redirected) else None
             await self._client.leave(connection, error)
             await self.close()
         raise error
@@ -145,7 +145,7 @@ class MessageReader:
         await self._in_flight.wait_for_room(min(prefetch.target, self._most_waiting) // 2)
         if self._in_flight.is_closed:
             return
-        prefetch.ran_low()
+        prefetch.adjust()
         # At least one, even if more are waiting than expected, because the read also carries acknowledgements.
         count = max(1, min(min(prefetch.target, self._most_waiting) - self._in_flight.waiting, self._page))
         found = await self.read(count)
@@ -154,14 +154,14 @@ class MessageReader:
         elif found < count:
             await next_tick()  # few messages: let the worker run before the next read
 
-    async def _ready(self) -> None:
+    async def _prepare(self) -> None:
         if not self._blocking.is_open:
             was_connected = self._blocking.connection is not None
-            if was_connected and self._asked is None:
+            if was_connected and self._ask_host is None:
                 await self._client.refresh()  # another server may serve the stream by now
-            asked, self._asked = self._asked, None
-            await self._blocking.open(asked, ("SCRIPT", "LOAD", script("streams/ack").source))
-            self._asked = asked  # only now, so that a node that cannot be reached is not asked again
+            ask_host, self._ask_host = self._ask_host, None
+            await self._blocking.open(ask_host, ("SCRIPT", "LOAD", script("streams/ack").source))
+            self._ask_host = ask_host  # only now, so that a node that cannot be reached is not asked again
             self._must_sweep = True
             if was_connected:
                 self._emit(EventName.RECONNECTED)
@@ -203,7 +203,7 @@ class MessageReader:
         await self._end_read()
 
     async def _end_read(self) -> None:
-        is_woken = await self._blocking.wake() and not self._asked
+        is_woken = await self._blocking.wake() and not self._ask_host
         if not is_woken and self._blocking.is_under_way:
             self._blocking.abort()  # the server could not be asked: closing the connection ends the read as well
 

@@ -28,10 +28,10 @@ except ImportError as error:  # pragma: no cover
     raise ConfigurationError("telemetry needs opentelemetry-api: pip install 'penstock[otel]'") from error
 
 _SYSTEM = "redis"
-_MOST_OPEN = 10_000  # spans of messages that are in hand; beyond them the oldest are ended
+_MAX_OPEN = 10_000  # spans of messages being processed; beyond that, the oldest are ended
 _ENDS = {
-    EventName.COMPLETED, EventName.RETURNED, EventName.DISCARDED, EventName.DEAD_LETTERED, EventName.STALE,
-    EventName.HANDED_BACK, EventName.LEASE_LOST,
+    EventName.COMPLETED, EventName.RETRIED, EventName.DISCARDED, EventName.DEAD_LETTERED, EventName.STALE,
+    EventName.HANDED_BACK,
 }  # fmt: skip
 _NO_FAILURES = (Skip, Snooze)  # by which a handler says what is to become of a message
 _BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
@@ -61,12 +61,12 @@ class Telemetry:
         self._consumed = meter.create_counter(
             "messaging.client.consumed.messages", "{message}", "Messages that were handed to a handler."
         )
-        self._took = meter.create_histogram(
+        self._durations = meter.create_histogram(
             "messaging.process.duration", "s", "How long handlers ran.",
             explicit_bucket_boundaries_advisory=_BUCKETS_S,
         )  # fmt: skip
         self._open: OrderedDict[tuple[str, str], Span] = OrderedDict()
-        self._lock = threading.Lock()  # heartbeats have events, too, in threads of their own
+        self._lock = threading.Lock()  # heartbeats send events from other threads
 
     # --- events -------------------------------------------------------------------------------------
 
@@ -92,12 +92,12 @@ class Telemetry:
             )
             with self._lock:
                 self._open[event.stream, message_id] = span
-                oldest = self._open.popitem(last=False)[1] if len(self._open) > _MOST_OPEN else None
+                oldest = self._open.popitem(last=False)[1] if len(self._open) > _MAX_OPEN else None
             if oldest is not None:
                 oldest.end()
 
     def _follow(self, event: Event, message_id: str) -> None:
-        is_over, place = event.name in _ENDS, (event.stream, message_id)
+        is_over, place = _is_end(event), (event.stream, message_id)
         with self._lock:
             span = self._open.pop(place, None) if is_over else self._open.get(place)
         if span is None or event.name is EventName.CLAIMED:
@@ -172,7 +172,7 @@ class Telemetry:
                 raise
             finally:
                 self._consumed.add(len(messages), _destination(destination))
-                self._took.record(time.monotonic() - began_s, outcome)
+                self._durations.record(time.monotonic() - began_s, outcome)
 
 
 def _record(span: Span, failure: BaseException) -> None:
@@ -210,6 +210,12 @@ def _link(message: Any) -> Link | None:
         return None
     context = trace.get_current_span(propagate.extract(headers)).get_span_context()
     return Link(context) if context.is_valid else None
+
+
+def _is_end(event: Event) -> bool:
+    if event.name is EventName.LEASE_LOST:
+        return "reason" not in event.fields  # a queue gives a reason, and later reports how the handler ended
+    return event.name in _ENDS
 
 
 def _ids(fields: Mapping[str, object]) -> list[str]:

@@ -70,11 +70,11 @@ class StreamKeys:
         return f"{self._base}:spark:{query}"
 
     def spark_dead_lettered(self, batch: str) -> str:
-        """Set with a TTL, beside a dead-letter stream: the entries that a batch of a Spark pipeline has given up."""
+        """Set with a TTL, next to a dead-letter stream: the entries that a batch of a Spark pipeline has given up."""
         return f"{self._base}:spark-buried:{batch}"
 
     def spark_begun(self, batch: str) -> str:
-        """Hash with a TTL, beside a dead-letter stream: what tasks of a Spark pipeline have begun and not ended."""
+        """Hash with a TTL, next to a dead-letter stream: what tasks of a Spark pipeline have begun and not ended."""
         return f"{self._base}:spark-begun:{batch}"
 
     def default_dead_letters(self) -> str:

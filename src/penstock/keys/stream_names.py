@@ -12,7 +12,7 @@ _LOGS = ("completed", "failed")
 def task_stream(name: str) -> tuple[str, str] | None:
     """Return the task queue of a stream and its part: tasks, results or dead; None if it is not named like one.
 
-    The name alone does not tell whether there is such a queue.
+    The name alone does not prove that such a queue exists.
     """
     for suffix, part in ((_RESULTS, "results"), (_DEAD, "dead")):
         if name.endswith(suffix) and len(name) > len(suffix):

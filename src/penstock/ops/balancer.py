@@ -13,7 +13,7 @@ from penstock.ids import after
 from penstock.keys import BalancerKeys
 from penstock.keys.stream_names import service_of
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, Look
+from penstock.ops.catalogue import Catalogue, StreamSnapshot
 from penstock.ops.entries import EntryRange, read_entries
 from penstock.ops.lag import measure
 from penstock.ops.model import BalancedStream, BalancerPeer, Page, ServiceInfo
@@ -24,7 +24,7 @@ from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES
 from penstock.shown import command_line
 
-_PAGE, _MOST_STEPS = 500, 20  # entries of one step, and steps of one page
+_PAGE, _MAX_STEPS = 500, 20  # entries of one step, and steps of one page
 _RELEASED = "released"  # the consumer under whose name a stream waits that was taken from its owner
 _LONG_IDLE_MS = 86_400_000  # longer than any consumer waits before it claims an entry
 _TRIES = 10
@@ -48,32 +48,34 @@ class Services:
         return Page(tuple(found), names[limit - 1] if len(names) > limit else "")
 
     async def _known(self, names: Sequence[str]) -> list[ServiceInfo]:
-        looks = await self._catalogue.look_at_services(names)
-        return await self._infos([(BalancerKeys(_service(look)), look) for look in looks.values() if _is_service(look)])
+        snapshots = await self._catalogue.service_snapshots(names)
+        return await self._infos(
+            [(BalancerKeys(_service(snapshot)), snapshot) for snapshot in snapshots.values() if _is_service(snapshot)]
+        )
 
     async def info(self, service: str) -> ServiceInfo:
         """Return one service; raise NotFound if there is none."""
         keys = BalancerKeys.of(service)
-        [found] = await self._infos([(keys, await self._look(keys))])
+        [found] = await self._infos([(keys, await self._snapshot(keys))])
         return found
 
-    async def _look(self, keys: BalancerKeys) -> Look:
-        found = (await self._catalogue.look_at_services([keys.stream])).get(keys.stream)
+    async def _snapshot(self, keys: BalancerKeys) -> StreamSnapshot:
+        found = (await self._catalogue.service_snapshots([keys.stream])).get(keys.stream)
         if found is None or not _is_service(found):
             raise NotFound(
                 f"balanced service {keys.service!r} does not exist; list the services with `penstock balance ls`"
             )
         return found
 
-    async def _infos(self, services: Sequence[tuple[BalancerKeys, Look]]) -> list[ServiceInfo]:
-        groups = [next(group for group in look.groups if group.name == keys.group) for keys, look in services]
-        measured = [(keys.stream, look, group) for (keys, look), group in zip(services, groups, strict=True)]
+    async def _infos(self, services: Sequence[tuple[BalancerKeys, StreamSnapshot]]) -> list[ServiceInfo]:
+        groups = [next(group for group in snapshot.groups if group.name == keys.group) for keys, snapshot in services]
+        measured = [(keys.stream, snapshot, group) for (keys, snapshot), group in zip(services, groups, strict=True)]
         lags = await measure(self._client, measured)
         peers = await ask(self._client, [(keys.stream, ("HGETALL", keys.peers)) for keys, _ in services])
         dead = await ask(self._client, [(keys.dead_letters, ("XLEN", keys.dead_letters)) for keys, _ in services])
         return [
-            ServiceInfo(keys.service, group.pending, lag.count, _peers(told, look.now_ms), number_or(count))
-            for (keys, look), group, lag, told, count in zip(services, groups, lags, peers, dead, strict=True)
+            ServiceInfo(keys.service, group.pending, lag.count, _peers(reply, snapshot.now_ms), number_or(count))
+            for (keys, snapshot), group, lag, reply, count in zip(services, groups, lags, peers, dead, strict=True)
         ]
 
     async def streams(
@@ -86,9 +88,9 @@ class Services:
         """
         check_number("limit", limit)
         keys, count = BalancerKeys.of(service), min(_PAGE, limit)
-        await self._look(keys)
+        await self._snapshot(keys)
         start, found = after(cursor) if cursor else "-", list[BalancedStream]()
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             rows = await self._client.call(keys.stream, "XPENDING", keys.stream, keys.group, start, "+", count)
             for stream in await self._owned(keys, rows):
                 if owner in {None, stream.owner} and is_waiting in {None, not stream.owner}:
@@ -167,23 +169,23 @@ class Services:
         return False
 
 
-def _service(look: Look) -> str:
-    return service_of(look.name) or ""
+def _service(snapshot: StreamSnapshot) -> str:
+    return service_of(snapshot.name) or ""
 
 
-def _is_service(look: Look) -> bool:
-    return any(group.name == BalancerKeys(_service(look)).group for group in look.groups)
+def _is_service(snapshot: StreamSnapshot) -> bool:
+    return any(group.name == BalancerKeys(_service(snapshot)).group for group in snapshot.groups)
 
 
-def _peers(told: Reply, now_ms: int) -> tuple[BalancerPeer, ...]:
-    if isinstance(told, PenstockError):
+def _peers(reply: Reply, now_ms: int) -> tuple[BalancerPeer, ...]:
+    if isinstance(reply, PenstockError):
         return ()
-    found = [_peer(told[at], told[at + 1], now_ms) for at in range(0, len(told), 2)]
+    found = [_peer(reply[at], reply[at + 1], now_ms) for at in range(0, len(reply), 2)]
     return tuple(sorted((peer for peer in found if peer is not None), key=lambda peer: peer.name))
 
 
-def _peer(name: bytes, told: bytes, now_ms: int) -> BalancerPeer | None:
-    numbers = [number for word in told.split() if (number := envelope.number(word)) is not None]
+def _peer(name: bytes, reply: bytes, now_ms: int) -> BalancerPeer | None:
+    numbers = [number for word in reply.split() if (number := envelope.number(word)) is not None]
     if len(numbers) != 3:
         return None  # written by others
     return BalancerPeer(envelope.text(name), numbers[1], numbers[2], numbers[0] - now_ms)

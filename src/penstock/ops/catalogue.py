@@ -20,11 +20,11 @@ from penstock.redis.client import StreamClient
 from penstock.redis.reading import ask, run_many, stream_keys
 from penstock.shown import command_line
 
-MOST_GROUPS = 64  # of one stream that are looked at
+MAX_GROUPS = 64  # of one stream that are read
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLook:
+class GroupSnapshot:
     """A group as the server describes it."""
 
     name: str
@@ -39,7 +39,7 @@ class GroupLook:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StreamSnapshot:
     """A stream at one moment."""
 
     name: str
@@ -51,7 +51,7 @@ class Look:
     are_dead_letters: bool  # its first and its last entry say so; any client may have written them
     now_ms: int
     groups_count: int
-    groups: tuple[GroupLook, ...]
+    groups: tuple[GroupSnapshot, ...]
 
     @property
     def has_huge_entries(self) -> bool:
@@ -111,22 +111,22 @@ class Catalogue:
                 f"stream {stream!r} has no group {group!r}; list its groups with {command_line('group ls', stream)}"
             ) from None
 
-    async def look(
-        self, names: Sequence[str], most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0
-    ) -> dict[str, Look]:
-        """Look at streams; those that are gone, are not streams, or that the user may not read are left out."""
+    async def snapshots(
+        self, names: Sequence[str], most_groups: int = MAX_GROUPS, only_group: str = "", first_group: int = 0
+    ) -> dict[str, StreamSnapshot]:
+        """Return streams as they are now, without those that are gone, no streams, or not readable by the user."""
         keys = [self.keys(name).stream for name in names]
-        return await self._look(names, keys, most_groups, only_group, first_group)
+        return await self._read(names, keys, most_groups, only_group, first_group)
 
-    async def look_at_services(self, names: Sequence[str]) -> dict[str, Look]:
-        """Look at load balancer streams."""
-        return await self._look(names, names)
+    async def service_snapshots(self, names: Sequence[str]) -> dict[str, StreamSnapshot]:
+        """Return load balancer streams as they are now."""
+        return await self._read(names, names)
 
-    async def _look(self, names: Sequence[str], keys: Sequence[str], *args: int | str) -> dict[str, Look]:
-        calls = [([key], args or (MOST_GROUPS, "", 0)) for key in keys]
-        replies = await run_many(self._client, "ops/look", calls)
+    async def _read(self, names: Sequence[str], keys: Sequence[str], *args: int | str) -> dict[str, StreamSnapshot]:
+        calls = [([key], args or (MAX_GROUPS, "", 0)) for key in keys]
+        replies = await run_many(self._client, "ops/snapshot", calls)
         return {
-            name: _look(name, reply)
+            name: _snapshot(name, reply)
             for name, reply in zip(names, replies, strict=True)
             if reply and not isinstance(reply, PenstockError)
         }
@@ -153,9 +153,9 @@ def checked_text(text: str) -> str:
     return text
 
 
-def kind_of(look: Look, task_queues: Collection[str]) -> tuple[StreamKind, str]:
+def kind_of(snapshot: StreamSnapshot, task_queues: Collection[str]) -> tuple[StreamKind, str]:
     """Return what a stream is, and the queue, service or stream that it belongs to ('' = none)."""
-    name, groups = look.name, {group.name for group in look.groups}
+    name, groups = snapshot.name, {group.name for group in snapshot.groups}
     of_tasks = task_stream(name)
     if of_tasks and of_tasks[0] in task_queues:
         parts = {"tasks": StreamKind.TASKS, "results": StreamKind.RESULTS, "dead": StreamKind.DEAD_LETTERS}
@@ -167,7 +167,7 @@ def kind_of(look: Look, task_queues: Collection[str]) -> tuple[StreamKind, str]:
     if source:
         return StreamKind.DEAD_LETTERS, source
     # Any client can write entries that look like dead letters: a stream with consumers is not taken for one.
-    if look.are_dead_letters and not any(group.consumers for group in look.groups):
+    if snapshot.are_dead_letters and not any(group.consumers for group in snapshot.groups):
         return StreamKind.DEAD_LETTERS, ""
     service = service_of(name)
     if service and f"{service}-group" in groups:
@@ -180,17 +180,17 @@ def queue_name(root: str) -> str:
     return root[1:-1] if re.fullmatch(r"\{[^{}]+\}", root) else root
 
 
-def _look(name: str, reply: Reply) -> Look:
+def _snapshot(name: str, reply: Reply) -> StreamSnapshot:
     length, first, last, generated, added, is_dead, now_ms, count, groups = reply
-    return Look(
+    return StreamSnapshot(
         name, int(length), first.decode(), last.decode(), generated.decode(), _counted(added), is_dead == b"1",
         int(now_ms), int(count), tuple(_group(group) for group in groups),
     )  # fmt: skip
 
 
-def _group(reply: Reply) -> GroupLook:
+def _group(reply: Reply) -> GroupSnapshot:
     name, consumers, pending, delivered, read, lag, unread, oldest, idle_ms = reply
-    return GroupLook(
+    return GroupSnapshot(
         envelope.text(name), int(consumers), int(pending), delivered.decode(), _counted(read), _counted(lag),
         unread.decode(), oldest.decode(), int(idle_ms),
     )  # fmt: skip

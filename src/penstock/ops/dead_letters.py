@@ -17,8 +17,8 @@ from penstock.keys import BalancerKeys, QueueKeys, StreamKeys, TaskKeys, check_n
 from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
-from penstock.ops.catalogue import Catalogue, Look, checked_text, kind_of
-from penstock.ops.entries import LOOKED_AT, EntryRange, read_entries, read_entry
+from penstock.ops.catalogue import Catalogue, StreamSnapshot, checked_text, kind_of
+from penstock.ops.entries import SCANNED, EntryRange, read_entries, read_entry
 from penstock.ops.failures import failure_group, letter_of, matches
 from penstock.ops.model import (
     DeadLetterFilter,
@@ -43,7 +43,7 @@ from penstock.times import LAST_MS
 EVERYTHING = DeadLetterFilter()
 _PAGE = 100  # records with tracebacks that one script reads
 _SHORT = 512  # bytes of a payload that is not shown
-MOST_LOOKED_AT = 100_000  # among which a task, or the beginning of an id, is looked for: a few seconds
+MAX_SCANNED = 100_000  # among which a task, or the beginning of an id, is looked for: a few seconds
 _TOGETHER = 100  # ids that one command deletes
 
 
@@ -97,12 +97,14 @@ class DeadLetterStreams:
         names = await self._catalogue.names(match)
         task_queues = await self._catalogue.task_queues()
         found: list[DeadLetterStreamInfo] = []
-        looks = await self._catalogue.look(names, most_groups=1)
-        for look in looks.values():
-            if look.length and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                place = self._place(look, task_queues, looks)
+        snapshots = await self._catalogue.snapshots(names, most_groups=1)
+        for snapshot in snapshots.values():
+            if snapshot.length and kind_of(snapshot, task_queues)[0] is StreamKind.DEAD_LETTERS:
+                place = self._place(snapshot, task_queues, snapshots)
                 found.append(
-                    DeadLetterStreamInfo(look.name, place.kind, place.owner, look.length, look.first_id, look.last_id)
+                    DeadLetterStreamInfo(
+                        snapshot.name, place.kind, place.owner, snapshot.length, snapshot.first_id, snapshot.last_id
+                    )
                 )
         return found
 
@@ -112,37 +114,39 @@ class DeadLetterStreams:
 
     async def _find(self, stream: str) -> _Place:
         names = [stream, *_usual(stream, is_cluster=self._client.is_cluster)]
-        task_queues, looks = await self._catalogue.task_queues(names), await self._catalogue.look(names)
-        found = [looks[name] for name in names if name in looks]
-        found = [look for look in found if kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS]
+        task_queues, snapshots = await self._catalogue.task_queues(names), await self._catalogue.snapshots(names)
+        found = [snapshots[name] for name in names if name in snapshots]
+        found = [snapshot for snapshot in found if kind_of(snapshot, task_queues)[0] is StreamKind.DEAD_LETTERS]
         if found:
             # Prefer default names: in a stream with another name, any client may have written such entries.
-            look = min(found, key=lambda look: not kind_of(look, task_queues)[1])
-            source = kind_of(look, task_queues)[1]
+            snapshot = min(found, key=lambda snapshot: not kind_of(snapshot, task_queues)[1])
+            source = kind_of(snapshot, task_queues)[1]
             candidates = [source, inside] if (inside := without_tag(source)) else []
-            return self._place(look, task_queues, await self._catalogue.look(candidates))
-        if stream in looks:
+            return self._place(snapshot, task_queues, await self._catalogue.snapshots(candidates))
+        if stream in snapshots:
             raise NotFound(
                 f"stream {stream!r} has no dead letters under a default name; pass the name of the stream that "
                 "holds them"
             )
         raise NotFound(f"no dead-letter stream for {stream!r}; list dead letters with `penstock dlq ls`")
 
-    def _place(self, look: Look, task_queues: set[str], present: Collection[str]) -> _Place:
-        _, owner = kind_of(look, task_queues)
-        is_mixed, of_tasks = not owner, task_stream(look.name)
+    def _place(self, snapshot: StreamSnapshot, task_queues: set[str], present: Collection[str]) -> _Place:
+        _, owner = kind_of(snapshot, task_queues)
+        is_mixed, of_tasks = not owner, task_stream(snapshot.name)
         if of_tasks and of_tasks[0] in task_queues:
             kind = StreamKind.TASKS
-        elif queue_log(look.name):
+        elif queue_log(snapshot.name):
             kind = StreamKind.QUEUE
-        elif (service := service_of(owner)) and look.name == BalancerKeys(service).dead_letters:
+        elif (service := service_of(owner)) and snapshot.name == BalancerKeys(service).dead_letters:
             kind, owner = StreamKind.SERVICE, service
         else:
             kind = StreamKind.STREAM
             if owner not in present and (inside := without_tag(owner)):
                 # `{session}_dlq` is of the stream `{session}` or, in a cluster, of a balanced stream `session`.
                 owner = inside if inside in present else ""
-        return _Place(look.name, self._catalogue.keys(look.name).stream, kind, owner, look.last_id, is_mixed)
+        return _Place(
+            snapshot.name, self._catalogue.keys(snapshot.name).stream, kind, owner, snapshot.last_id, is_mixed
+        )
 
     # --- reading ------------------------------------------------------------------------------------
 
@@ -188,21 +192,21 @@ class DeadLetterStreams:
         place = await self._find(stream)
         named, is_complete = {record_id: record_id}, True
         if not ids.is_id(record_id):
-            named, is_complete = await self._begin_with(place, record_id, MOST_LOOKED_AT)
+            named, is_complete = await self._begin_with(place, record_id, MAX_SCANNED)
         if record_id in named:
             row = await read_entry(self._client, place.key, named[record_id], max_value_bytes)
             if row is not None:
                 return letter_of(place.stream, row, self._client.protection)
         if not is_complete:
             raise NotFound(
-                f"{place.stream!r} has no dead letter {record_id!r} among its newest {MOST_LOOKED_AT:,}; pass the id "
+                f"{place.stream!r} has no dead letter {record_id!r} among its newest {MAX_SCANNED:,}; pass the id "
                 "of its record, which `penstock dlq ls` shows"
             )
         raise NotFound(
             f"{place.stream!r} has no dead letter {record_id!r}: it was redriven or deleted, or never existed"
         )
 
-    async def begin_with(self, stream: str, text: str, *, most: int = MOST_LOOKED_AT) -> tuple[dict[str, str], bool]:
+    async def begin_with(self, stream: str, text: str, *, most: int = MAX_SCANNED) -> tuple[dict[str, str], bool]:
         """Return the ids of records and tasks that begin with a text, each with that of its record, newest first.
 
         The newest `most` are looked at; the second value is whether that is all of them.
@@ -210,11 +214,11 @@ class DeadLetterStreams:
         return await self._begin_with(await self._find(stream), text, most)
 
     async def _begin_with(self, place: _Place, text: str, most: int) -> tuple[dict[str, str], bool]:
-        found, cursor, looked_at = dict[str, str](), "", 0
-        while looked_at < most:
-            count = min(_PAGE, most - looked_at)
+        found, cursor, scanned = dict[str, str](), "", 0
+        while scanned < most:
+            count = min(_PAGE, most - scanned)
             letters, cursor = await self._read(place, EVERYTHING, True, count, cursor, _SHORT)
-            looked_at += max(1, len(letters))
+            scanned += max(1, len(letters))
             for letter in filter(place.holds, letters):
                 for name in filter(None, (letter.id, letter.task_id)):
                     if name.startswith(text):
@@ -261,7 +265,7 @@ class DeadLetterStreams:
                     slim = replace(letter, fields=(), traceback="")
                     by_cause.setdefault(letter.fingerprint, []).append(slim)
             is_sparse = bool(matching.text) and len(letters) < _PAGE  # the server has looked at more than it returned
-            examined += LOOKED_AT if is_sparse else max(1, len(letters))
+            examined += SCANNED if is_sparse else max(1, len(letters))
             if not cursor:
                 break
         groups = [failure_group(letters) for letters in by_cause.values()]

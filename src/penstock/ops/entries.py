@@ -9,7 +9,7 @@ from penstock.ops.payloads import Row
 from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 
-LOOKED_AT = 1_000  # entries of one page that are looked at for a text
+SCANNED = 1_000  # entries of one page that are looked at for a text
 LONGEST_TRACEBACK = 32_000  # bytes: failures are compared by the end of their tracebacks
 LONGEST_KIND = 513  # bytes that a scheduled task begins with: its kind and a zero
 _DEAD_LETTER_FIELD = b"dlq_"
@@ -37,7 +37,7 @@ async def read_entries(client: StreamClient, key: str, wanted: EntryRange) -> tu
     """
     args: list[str | int] = [
         wanted.start, wanted.end, wanted.limit, int(wanted.newest_first), wanted.max_value_bytes, wanted.text,
-        LOOKED_AT, wanted.fields, *wanted.ids,
+        SCANNED, wanted.fields, *wanted.ids,
     ]  # fmt: skip
     answer = await client.run("ops/entries", [key], args, Repeat.READ)
     if answer:

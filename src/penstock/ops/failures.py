@@ -24,8 +24,8 @@ def fingerprint(reason: str, error: str, error_text: str, traceback: str) -> str
     frames = _FRAME.findall(traceback)
     place = "/".join(frames[-1]) if frames else ""
     pattern = _NUMBERS.sub("#", _QUOTED.sub("'#'", error_text[:_LONGEST]))
-    told = repr((reason, error, place, pattern))
-    return hashlib.sha256(told.encode(errors="replace")).hexdigest()[:12]
+    key = repr((reason, error, place, pattern))
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest()[:12]
 
 
 def letter_of(stream: str, row: Row, protection: Protection | None) -> DeadLetterInfo:

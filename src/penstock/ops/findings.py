@@ -10,7 +10,7 @@ from penstock.errors import ClusterSlotError
 from penstock.keys import QueueKeys, StreamKeys, TaskKeys, check_same_slot
 from penstock.keys.stream_names import task_stream
 from penstock.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     BalancedStream,
     Consumer,
     ConsumerState,
@@ -98,11 +98,11 @@ def pinned(info: RetentionInfo) -> list[Finding]:
     return found
 
 
-def without_echoes(findings: Sequence[Finding]) -> list[Finding]:
+def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """Leave out `pinned` findings of groups for which an error already says that no consumer works on them."""
     about_groups = {"dead-consumers", "no-consumer", "unknown-kind"}
-    told = {each.where for each in findings if each.severity is Severity.ERROR and each.check in about_groups}
-    return [finding for finding in findings if finding.check != "pinned" or finding.where not in told]
+    reported = {each.where for each in findings if each.severity is Severity.ERROR and each.check in about_groups}
+    return [finding for finding in findings if finding.check != "pinned" or finding.where not in reported]
 
 
 def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consumer]) -> list[Finding]:
@@ -130,7 +130,7 @@ def consumer_findings(streams: Sequence[StreamInfo], consumers: Sequence[Consume
         _many_consumers(f"stream {info.name}, group {each.name}", each.consumers, "consumers")
         for info in streams
         for each in info.groups
-        if each.consumers > MOST_CONSUMERS
+        if each.consumers > MAX_CONSUMERS
     ]
 
 
@@ -198,7 +198,7 @@ def without_live_consumers(streams: Sequence[StreamInfo], consumers: Sequence[Co
     for stream in streams:
         for group in stream.groups:
             is_stuck = group.lag.count and group.lag.age_s > _STUCK_S and group.kind is not GroupKind.ARCHIVE
-            if not is_stuck or (stream.name, group.name) in alive or group.consumers > MOST_CONSUMERS:
+            if not is_stuck or (stream.name, group.name) in alive or group.consumers > MAX_CONSUMERS:
                 continue  # consumers that are too many are not listed: nobody knows whether one is alive
             lane, check, severity = _lane_of(stream), "no-consumer", Severity.ERROR
             waited = duration(group.lag.age_s)

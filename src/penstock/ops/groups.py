@@ -11,10 +11,10 @@ from penstock.delivery.group import ConsumerGroup
 from penstock.errors import ConfigurationError, NotFound
 from penstock.keys import check_name
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import MOST_GROUPS, Catalogue, Look, missing_stream
+from penstock.ops.catalogue import MAX_GROUPS, Catalogue, StreamSnapshot, missing_stream
 from penstock.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     Consumer,
     ConsumerState,
     GroupInfo,
@@ -43,11 +43,11 @@ class Groups:
         """Return the first 64 groups of a stream; a lag that takes long to count is a bound."""
         return (await self.page(stream)).items
 
-    async def page(self, stream: str, *, limit: int = MOST_GROUPS, cursor: str = "") -> Page[GroupInfo]:
+    async def page(self, stream: str, *, limit: int = MAX_GROUPS, cursor: str = "") -> Page[GroupInfo]:
         """Return groups of a stream, up to 64 at once; a lag that takes long to count is a bound."""
         check_number("limit", limit)
-        first, limit = envelope.number(cursor) or 0, min(limit, MOST_GROUPS)
-        found = await self._streams.look([stream], (), most_groups=limit, first_group=first)
+        first, limit = envelope.number(cursor) or 0, min(limit, MAX_GROUPS)
+        found = await self._streams.describe([stream], (), most_groups=limit, first_group=first)
         if not found:
             await self._streams.info(stream, memory=False)  # raises NotFound, or PermissionDenied
             return Page(())
@@ -61,7 +61,7 @@ class Groups:
 
     async def _known(self, stream: str, group: str) -> GroupInfo:
         check_name("group", group)
-        found = await self._streams.look([stream], (), only_group=group)
+        found = await self._streams.describe([stream], (), only_group=group)
         if not found:
             await self._streams.info(stream, memory=False)  # raises NotFound where there is no stream
         if found and found[0].groups:
@@ -80,10 +80,10 @@ class Groups:
         first = await self.info(stream, group)
         if not over_s:
             return group_lag(first)
-        before = await self._look(stream)
+        before = await self._snapshot(stream)
         await pause(over_s)
         last = await self.info(stream, group)
-        after = await self._look(stream)
+        after = await self._snapshot(stream)
         added, counted = after.entries_added, before.entries_added
         if added is None or counted is None:  # before Redis 7.0, or of huge entries, which are not looked at
             if not before.last_generated_id:
@@ -93,14 +93,14 @@ class Groups:
             if found_since is None:
                 return group_lag(last)
             added, counted = max(found_since, after.length - before.length), 0
-        start = _at_look(before, counted, first)
-        found = rates(start, _at_look(after, added, last))
+        start = _at_snapshot(before, counted, first)
+        found = rates(start, _at_snapshot(after, added, last))
         if found is None:
             return group_lag(last)
         return replace(group_lag(last), in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)
 
-    async def _look(self, stream: str) -> Look:
-        found = (await self._catalogue.look([stream])).get(stream)
+    async def _snapshot(self, stream: str) -> StreamSnapshot:
+        found = (await self._catalogue.snapshots([stream])).get(stream)
         if found is None:
             raise missing_stream(stream)
         return found
@@ -134,8 +134,11 @@ class Groups:
         """
         check_number("limit", limit)
         check_name("group", group)
-        key, looks = self._catalogue.keys(stream).stream, await self._catalogue.look([stream], only_group=group)
-        if any(each.consumers > MOST_CONSUMERS for look in looks.values() for each in look.groups):
+        key, snapshots = (
+            self._catalogue.keys(stream).stream,
+            await self._catalogue.snapshots([stream], only_group=group),
+        )
+        if any(each.consumers > MAX_CONSUMERS for snapshot in snapshots.values() for each in snapshot.groups):
             return Page(())
         async with self._catalogue.group_must_exist(stream, group):
             rows = await self._client.call(key, "XINFO", "CONSUMERS", key, group)
@@ -187,9 +190,9 @@ class Groups:
         return found.pending
 
     async def _alive(self, group: GroupInfo) -> int:
-        if group.consumers > MOST_CONSUMERS:
+        if group.consumers > MAX_CONSUMERS:
             return group.consumers  # too many to list
-        found = await self.consumers(group.stream, group.name, limit=MOST_CONSUMERS)
+        found = await self.consumers(group.stream, group.name, limit=MAX_CONSUMERS)
         return sum(each.state is not ConsumerState.DEAD for each in found.items)
 
 
@@ -238,5 +241,5 @@ def _position(to: Bound) -> str:
     return to
 
 
-def _at_look(look: Look, added: int, group: GroupInfo) -> GroupPosition:
-    return GroupPosition(look.now_ms / 1000, added, group.lag.count, group.lag.is_exact, group.last_delivered_id)
+def _at_snapshot(snapshot: StreamSnapshot, added: int, group: GroupInfo) -> GroupPosition:
+    return GroupPosition(snapshot.now_ms / 1000, added, group.lag.count, group.lag.is_exact, group.last_delivered_id)

@@ -23,7 +23,7 @@ except ImportError as error:  # pragma: no cover
     raise ConfigurationError("metrics need prometheus-client: pip install 'penstock[metrics]'") from error
 
 # What has labels of its own; the others share `other`.
-MOST_STREAMS, MOST_GROUPS, MOST_QUEUES, MOST_KINDS = 1_000, 2_000, 100, 200
+MAX_STREAMS, MAX_GROUPS, MAX_QUEUES, MAX_KINDS = 1_000, 2_000, 100, 200
 OTHER = "other"
 _STREAM, _GROUP, _READER = ["stream"], ["stream", "group"], ["stream", "reader", "kind"]
 
@@ -57,7 +57,7 @@ class InspectorCollector(Collector):
 
 
 def _gauges(
-    name: str, text: str, labels: Sequence[str], rows: Rows, most: int = MOST_GROUPS, combine: Combine = sum
+    name: str, text: str, labels: Sequence[str], rows: Rows, most: int = MAX_GROUPS, combine: Combine = sum
 ) -> Any:
     family = GaugeMetricFamily(name, text, labels=labels)
     for values, number in _bounded(rows, most, combine):
@@ -65,7 +65,7 @@ def _gauges(
     return family
 
 
-def _counters(name: str, text: str, labels: Sequence[str], rows: Rows, most: int = MOST_GROUPS) -> Any:
+def _counters(name: str, text: str, labels: Sequence[str], rows: Rows, most: int = MAX_GROUPS) -> Any:
     family = CounterMetricFamily(name, text, labels=labels)
     for values, number in _bounded(rows, most):
         family.add_metric(values, number)
@@ -86,19 +86,19 @@ def _stream_metrics(streams: Sequence[StreamInfo]) -> Iterable[Any]:
     yield GaugeMetricFamily("penstock_streams", "Streams on the server.", value=len(streams))
     yield _gauges(
         "penstock_stream_length", "Entries of a stream.", [*_STREAM, "kind"],
-        (([each.name, each.kind.value], each.length) for each in streams), MOST_STREAMS,
+        (([each.name, each.kind.value], each.length) for each in streams), MAX_STREAMS,
     )  # fmt: skip
     yield _counters(
         "penstock_stream_added_total", "Entries added since the stream was created.", _STREAM,
-        (([each.name], each.entries_added) for each in streams if each.entries_added is not None), MOST_STREAMS,
+        (([each.name], each.entries_added) for each in streams if each.entries_added is not None), MAX_STREAMS,
     )  # fmt: skip
     yield _gauges(
         "penstock_stream_groups_unlisted", "Groups of a stream beyond the first 64, which have no metrics.", _STREAM,
-        (([each.name], more) for each in streams if (more := each.groups_count - len(each.groups)) > 0), MOST_STREAMS,
+        (([each.name], more) for each in streams if (more := each.groups_count - len(each.groups)) > 0), MAX_STREAMS,
     )  # fmt: skip
     yield _gauges(
         "penstock_dead_letters", "Dead letters.", ["stream", "owner"],
-        (([name, owner], count) for name, (owner, count) in dead_letters_of(streams).items()), MOST_STREAMS,
+        (([name, owner], count) for name, (owner, count) in dead_letters_of(streams).items()), MAX_STREAMS,
     )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def _task_metrics(queues: Sequence[TaskQueueInfo], streams: Sequence[StreamInfo]
     )  # fmt: skip
     yield _gauges(
         "queue_pending_idle_max_seconds", "Longest time since the lease of a running task was renewed.", _STREAM,
-        (([stream], queue.longest_idle_s) for stream, queue in named), MOST_QUEUES, max,
+        (([stream], queue.longest_idle_s) for stream, queue in named), MAX_QUEUES, max,
     )  # fmt: skip
     yield _counters(
         "queue_ack_total", "Finished tasks.", ["kind", "queue"],
@@ -208,18 +208,18 @@ def _task_metrics(queues: Sequence[TaskQueueInfo], streams: Sequence[StreamInfo]
     )  # fmt: skip
     yield _counters(
         "penstock_dead_tasks_trimmed_total", "Dead tasks removed by dead_letter_limits.", ["queue"],
-        (([queue.name], queue.dead_trimmed) for queue in queues), MOST_QUEUES,
+        (([queue.name], queue.dead_trimmed) for queue in queues), MAX_QUEUES,
     )  # fmt: skip
     states = ("queued", "running", "waiting", "scheduled", "dead")
     yield _gauges(
         "penstock_tasks", "Tasks by state.", ["queue", "state"],
         (([queue.name, state], getattr(queue, state)) for queue in queues for state in states),
-        MOST_QUEUES * len(states),
+        MAX_QUEUES * len(states),
     )  # fmt: skip
 
 
 def _by_kind(numbers: Mapping[str, int]) -> Iterable[tuple[str, float]]:
-    rows = _bounded((([kind], number) for kind, number in numbers.items()), MOST_KINDS)
+    rows = _bounded((([kind], number) for kind, number in numbers.items()), MAX_KINDS)
     return ((kind, number) for [kind], number in rows)
 
 

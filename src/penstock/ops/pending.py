@@ -19,7 +19,7 @@ from penstock.redis.reading import Question, ask
 from penstock.redis.retry import Repeat
 
 _STEP = 500  # entries of one command: a filter by the server would look at all of them at once
-_MOST_STEPS = 20
+_MAX_STEPS = 20
 
 PendingRow = tuple[bytes, bytes, int, int]  # id, consumer, idle time in ms, deliveries
 
@@ -45,7 +45,7 @@ class PendingMessages:
         check_number("limit", limit)
         keys, start = self._catalogue.keys(stream), after(cursor) if cursor else "-"
         found: list[Pending] = []
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             rows = await self._rows(stream, group, start, min(_STEP, limit), consumer)
             old_enough = [row for row in rows if int(row[2]) >= min_idle_ms]
             for entry in await self._described(stream, group, keys.retries(group), keys.attempts(group), old_enough):

@@ -19,9 +19,9 @@ _CALL = re.compile(r"call\(\s*'([A-Z]+)'(?:\s*,\s*'([A-Z]+)')?")
 _CONTAINERS = ("XGROUP", "XINFO", "MEMORY")
 _SCRIPTS = ("EVALSHA", "EVAL", "SCRIPT LOAD")
 _CONNECTING = ("PING", "SELECT", "CLIENT ID", "CLIENT SETNAME", "CLIENT SETINFO")
-_AS_OLD_AS = {"CLIENT SETINFO": "WAITAOF"}  # servers list the commands that they know, but not always subcommands
-_IN_A_CLUSTER = ("CLUSTER SLOTS", "CLUSTER NODES", "ASKING")
-_LOOKING = (
+_AVAILABLE_WITH = {"CLIENT SETINFO": "WAITAOF"}  # servers list the commands that they know, but not always subcommands
+_CLUSTER_COMMANDS = ("CLUSTER SLOTS", "CLUSTER NODES", "ASKING")
+_READING = (
     "XLEN", "XRANGE", "XREVRANGE", "XPENDING", "XINFO STREAM", "XINFO GROUPS", "XINFO CONSUMERS", "TIME", "TYPE",
     "EXISTS", "GET", "PTTL", "HGET", "HMGET", "HGETALL", "HLEN", "ZCARD", "ZMSCORE", "ZRANGE", "ZSCORE", "SMEMBERS",
 )  # fmt: skip
@@ -72,8 +72,10 @@ class Rights:
 
         Passwords do not change: a new user has none and cannot log in until one is set.
         """
-        there = {name.upper() for name in known}
-        allowed = sorted(name for name in self.commands if _AS_OLD_AS.get(name, name.partition(" ")[0]) in there)
+        available = {name.upper() for name in known}
+        allowed = sorted(
+            name for name in self.commands if _AVAILABLE_WITH.get(name, name.partition(" ")[0]) in available
+        )
         return [
             "on", "resetkeys", "resetchannels", "-@all",
             *(f"~{key}" for key in self.keys),
@@ -82,14 +84,14 @@ class Rights:
         ]  # fmt: skip
 
     @property
-    def asked(self) -> list[str]:
+    def command_names(self) -> list[str]:
         """The commands to look up on the server, which may not know them."""
-        return sorted({_AS_OLD_AS.get(name, name.partition(" ")[0]) for name in self.commands})
+        return sorted({_AVAILABLE_WITH.get(name, name.partition(" ")[0]) for name in self.commands})
 
 
 def rights_of(role: RoleName, place: Place) -> Rights:
     """Return the least that a role needs; raise ConfigurationError if it is not said where."""
-    commands = {*_CONNECTING, *_SCRIPTS, *_COMMANDS[role], *(_IN_A_CLUSTER if place.is_cluster else ())}
+    commands = {*_CONNECTING, *_SCRIPTS, *_COMMANDS[role], *(_CLUSTER_COMMANDS if place.is_cluster else ())}
     for name in names():
         if _uses(role, name):
             commands |= commands_of(name)
@@ -103,17 +105,17 @@ def rights_of(role: RoleName, place: Place) -> Rights:
 
 _COMMANDS: dict[RoleName, tuple[str, ...]] = {
     RoleName.PRODUCER: _DURABLE,
-    RoleName.WORKER: (*_LOOKING, *_CONSUMING, *_DURABLE),
-    RoleName.TASKS: (*_LOOKING, *_CONSUMING, "HDEL", "BLMOVE", "SMISMEMBER"),
+    RoleName.WORKER: (*_READING, *_CONSUMING, *_DURABLE),
+    RoleName.TASKS: (*_READING, *_CONSUMING, "HDEL", "BLMOVE", "SMISMEMBER"),
     RoleName.BALANCER: (
-        *_LOOKING, *_CONSUMING, "XREAD", "HDEL", "PSUBSCRIBE", "PUNSUBSCRIBE", "SUBSCRIBE", "UNSUBSCRIBE",
+        *_READING, *_CONSUMING, "XREAD", "HDEL", "PSUBSCRIBE", "PUNSUBSCRIBE", "SUBSCRIBE", "UNSUBSCRIBE",
     ),
     RoleName.SPARK: (
-        *_LOOKING, *_DURABLE, "XADD", "XDEL", "XGROUP CREATE", "XGROUP SETID", "SADD", "EXPIRE", "HSETNX",
+        *_READING, *_DURABLE, "XADD", "XDEL", "XGROUP CREATE", "XGROUP SETID", "SADD", "EXPIRE", "HSETNX",
     ),
-    RoleName.READONLY: (*_LOOKING, *_INSPECTING),
+    RoleName.READONLY: (*_READING, *_INSPECTING),
     RoleName.OPERATOR: (
-        *_LOOKING, *_INSPECTING, *_CONSUMING, "XCLAIM", "XGROUP SETID", "HDEL", "HSETNX",
+        *_READING, *_INSPECTING, *_CONSUMING, "XCLAIM", "XGROUP SETID", "HDEL", "HSETNX",
         "SMISMEMBER",
     ),
 }  # fmt: skip
@@ -148,7 +150,7 @@ def missing_commands(rights: Rights, rules: str) -> list[str]:
     """
     words = rules.lower().split()
     lacking = []
-    for name in sorted(name for name in rights.commands if _AS_OLD_AS.get(name, name) not in NEWER):
+    for name in sorted(name for name in rights.commands if _AVAILABLE_WITH.get(name, name) not in NEWER):
         command = name.lower().replace(" ", "|")
         may: bool | None = False
         for word in words:
@@ -180,9 +182,9 @@ def _keys(role: RoleName, place: Place) -> list[str]:
         )
     if sees_all:  # what operators did, which the dashboard writes and shows
         audit = StreamKeys.of(AUDIT_STREAM, place.prefix)
-        found += [audit.stream, _beside(audit)]
+        found += [audit.stream, _keys_of(audit)]
     if role is not RoleName.PRODUCER:
-        found += [key for name in place.dead_letters for key in (name, _beside(StreamKeys(name)))]
+        found += [key for name in place.dead_letters for key in (name, _keys_of(StreamKeys(name)))]
     return found
 
 
@@ -191,17 +193,17 @@ def _stream_keys(role: RoleName, stream: str, place: Place) -> list[str]:
     if role is RoleName.PRODUCER:
         return [keys.stream, keys.producer("*"), keys.dedup("*")]
     dead = StreamKeys(keys.default_dead_letters())
-    found = [keys.stream, _beside(keys), dead.stream, _beside(dead)]
+    found = [keys.stream, _keys_of(keys), dead.stream, _keys_of(dead)]
     if role is RoleName.SPARK:
         return found
     queue = QueueKeys(keys.stream)  # a message queue is a stream with logs
-    return [*found, queue.completed, queue.failed, queue.dead_letter, _beside(StreamKeys(queue.dead_letter))]
+    return [*found, queue.completed, queue.failed, queue.dead_letter, _keys_of(StreamKeys(queue.dead_letter))]
 
 
 def _queue_keys(name: str, place: Place) -> list[str]:
     keys = TaskKeys.of(name, place.prefix, place.is_cluster)
     lanes = keys.tasks("*")
-    return [lanes.stream, _beside(lanes), keys.results, keys.dead, f"{keys.index.removesuffix('index')}*"]
+    return [lanes.stream, _keys_of(lanes), keys.results, keys.dead, f"{keys.index.removesuffix('index')}*"]
 
 
 def _service_keys(service: str, place: Place) -> list[str]:
@@ -214,7 +216,7 @@ def _service_keys(service: str, place: Place) -> list[str]:
     return found
 
 
-def _beside(keys: StreamKeys) -> str:
+def _keys_of(keys: StreamKeys) -> str:
     """Return the pattern of all keys that belong to a stream."""
     return keys.producer("*").replace(":producer:*", ":*")
 

@@ -213,7 +213,7 @@ class Sampler:
                 seen.clear()  # what was added is not known: there is nothing to count from
                 continue
             if seen and seen[-1].added > added:
-                seen.clear()  # the stream was deleted and begun anew
+                seen.clear()  # the stream was deleted and created again
             seen.append(GroupPosition(at_ms / 1000, added, lag.count, lag.is_exact, last_delivered_id))
             found = self._rates(stream.name, name)
             if found is not None:

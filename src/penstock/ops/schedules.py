@@ -17,8 +17,8 @@ from penstock.task import Task
 from penstock.tasks.redis_queue import RedisTaskQueue
 
 _CRON = "cron."
-_MOST_SCANS = 100  # steps through the scheduled tasks when searching for schedules
-_MOST_KINDS = 1_000  # schedules whose tasks are looked at
+_MAX_SCANS = 100  # steps through the scheduled tasks when searching for schedules
+_MAX_KINDS = 1_000  # schedules whose tasks are looked at
 _NO_TASK = (1 << 62, "")  # after all others
 
 
@@ -43,7 +43,7 @@ class Schedules:
         paused = {envelope.text(flat[at]): envelope.number(flat[at + 1]) or 0 for at in range(0, len(flat), 2)}
         due = await self._next_tasks(queue)
         by_time = sorted(due.items(), key=lambda each: each[1])
-        kinds = await self._kinds(keys, {name: task_id for name, (_, task_id) in by_time[:_MOST_KINDS]})
+        kinds = await self._kinds(keys, {name: task_id for name, (_, task_id) in by_time[:_MAX_KINDS]})
         found = [
             ScheduleInfo(queue, name, task_id, at_ms, kinds.get(name, ""), name in paused, paused.get(name))
             for name, (at_ms, task_id) in by_time
@@ -54,7 +54,7 @@ class Schedules:
     async def _next_tasks(self, queue: str) -> dict[str, tuple[int, str]]:
         """Return when the next task of each schedule is due, and its id."""
         found = dict[str, tuple[int, str]]()
-        flat, _ = await scan(self._client, "ZSCAN", self._keys(queue).due, f"{_CRON}*", _MOST_SCANS)
+        flat, _ = await scan(self._client, "ZSCAN", self._keys(queue).due, f"{_CRON}*", _MAX_SCANS)
         for raw, score in zip(flat[::2], flat[1::2], strict=True):
             task_id = envelope.text(raw)
             name = task_id.removeprefix(_CRON).rpartition(".")[0]

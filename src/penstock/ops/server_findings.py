@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from penstock.ops.model import Finding, GroupKind, ServerInfo, ServiceInfo, Severity, StreamInfo, StreamKind
 from penstock.ops.rights import RoleName
 
-_SKEW_S, _GREAT_SKEW_S = 1.0, 30.0
+_SKEW_S, _LARGE_SKEW_S = 1.0, 30.0
 _GUARANTEES = "explanation/delivery-guarantees.md"
 _CLUSTER = "how-to/cluster-sentinel-tls.md"
 _RETENTION = "how-to/retention-and-full-streams.md"
@@ -86,7 +86,7 @@ def _clock(server: ServerInfo) -> list[Finding]:
     skew_s = abs(server.clock_skew_s)
     if skew_s <= _SKEW_S:
         return []
-    severity = Severity.ERROR if skew_s > _GREAT_SKEW_S else Severity.WARNING
+    severity = Severity.ERROR if skew_s > _LARGE_SKEW_S else Severity.WARNING
     direction = "ahead of" if server.clock_skew_s > 0 else "behind"
     what = f"its clock is {skew_s:.1f} s {direction} this machine's: expiry times and ages are off by that much"
     return [
@@ -101,7 +101,7 @@ def _clock(server: ServerInfo) -> list[Finding]:
     ]
 
 
-def known_holes(server: ServerInfo) -> list[Finding]:
+def known_vulnerabilities(server: ServerInfo) -> list[Finding]:
     """Return holes of the version of a server that scripts can be used for."""
     numbers = [int(part) for part in re.findall(r"\d+", server.version)[:3]]
     if len(numbers) < 3 or tuple(numbers[:2]) >= _FIXED_FROM.get(server.product, (0, 0)):

@@ -13,10 +13,10 @@ from penstock.keys import BalancerKeys, QueueKeys, StreamKeys, TaskKeys
 from penstock.model import Lag
 from penstock.number_checks import check_number
 from penstock.ops.catalogue import (
-    MOST_GROUPS,
+    MAX_GROUPS,
     Catalogue,
-    GroupLook,
-    Look,
+    GroupSnapshot,
+    StreamSnapshot,
     checked_id,
     checked_text,
     kind_of,
@@ -32,9 +32,9 @@ from penstock.redis.reading import ask, number_or
 
 ARCHIVE_GROUP = "penstock-archive"
 _SAMPLES = 5
-_STEP, _MOST_OF_A_PAGE = 100, 2_000  # streams that are looked at together, and for one page, if few are of a kind
+_STEP, _MAX_PER_PAGE = 100, 2_000  # streams that are looked at together, and for one page, if few are of a kind
 _SILENT_MS = 10_000  # idle time beyond which pending messages are checked for retries
-_LOOKED_AT = 50  # oldest pending messages of a group that are checked
+_CHECKED = 50  # oldest pending messages of a group that are checked
 
 Bound = str | int | datetime  # an id, a time in ms, or a time
 
@@ -61,18 +61,18 @@ class Streams:
         names = [name for name in await self._catalogue.names(match) if name > cursor]
         task_queues = await self._catalogue.task_queues()
         found, step = list[StreamInfo](), limit if kind is None else max(limit, _STEP)
-        looked_at = names[: max(limit, _MOST_OF_A_PAGE)]
-        for start in range(0, len(looked_at), step):
-            for info in await self.look(looked_at[start : start + step], task_queues):
+        candidates = names[: max(limit, _MAX_PER_PAGE)]
+        for start in range(0, len(candidates), step):
+            for info in await self.describe(candidates[start : start + step], task_queues):
                 if kind is None or info.kind is kind:
                     found.append(info)
                     if len(found) == limit:
                         return Page(tuple(found), info.name if info.name != names[-1] else "")
-        return Page(tuple(found), looked_at[-1] if len(looked_at) < len(names) else "")
+        return Page(tuple(found), candidates[-1] if len(candidates) < len(names) else "")
 
     async def info(self, name: str, *, memory: bool = True) -> StreamInfo:
         """Return one stream and its groups, with the memory that it takes; raise NotFound if there is none."""
-        found = await self.look([name], await self._catalogue.task_queues([name]))
+        found = await self.describe([name], await self._catalogue.task_queues([name]))
         if not found:
             key = self._catalogue.keys(name).stream
             await self._client.call(key, "EXISTS", key)  # raises PermissionDenied if the user may not read it
@@ -85,68 +85,77 @@ class Streams:
         [reply] = await ask(self._client, [(key, ("MEMORY", "USAGE", key, "SAMPLES", _SAMPLES))])
         return None if reply is None or isinstance(reply, PenstockError) else int(reply)
 
-    async def look(
+    async def describe(
         self, names: Sequence[str], task_queues: Collection[str], lag_steps: int = LIST_STEPS, *,
-        most_groups: int = MOST_GROUPS, only_group: str = "", first_group: int = 0,
+        most_groups: int = MAX_GROUPS, only_group: str = "", first_group: int = 0,
     ) -> list[StreamInfo]:  # fmt: skip
         """Return those streams that exist, with their groups or one; each hundred takes a few round trips."""
-        looks = list((await self._catalogue.look(names, most_groups, only_group, first_group)).values())
-        groups = [(self._catalogue.keys(look.name).stream, look, group) for look in looks for group in look.groups]
+        snapshots = list((await self._catalogue.snapshots(names, most_groups, only_group, first_group)).values())
+        groups = [
+            (self._catalogue.keys(snapshot.name).stream, snapshot, group)
+            for snapshot in snapshots
+            for group in snapshot.groups
+        ]
         lags = await measure(self._client, groups, lag_steps)
-        waiting = [(key, ("ZCARD", self._catalogue.keys(look.name).retries(group.name))) for key, look, group in groups]
+        waiting = [
+            (key, ("ZCARD", self._catalogue.keys(snapshot.name).retries(group.name))) for key, snapshot, group in groups
+        ]
         retries = [number_or(reply) for reply in await ask(self._client, waiting)]
-        infos = iter(zip(lags, retries, await self._silence(groups, retries), strict=True))
-        kinds = [kind_of(look, task_queues) for look in looks]
-        dead = [self._dead_letters_of(look, *kind) for look, kind in zip(looks, kinds, strict=True)]
+        infos = iter(zip(lags, retries, await self._longest_idle(groups, retries), strict=True))
+        kinds = [kind_of(snapshot, task_queues) for snapshot in snapshots]
+        dead = [self._dead_letters_of(snapshot, *kind) for snapshot, kind in zip(snapshots, kinds, strict=True)]
         keys = [self._catalogue.keys(name).stream if name else "" for name in dead]
         lengths = iter(await ask(self._client, [(key, ("XLEN", key)) for key in keys if key]))
         found: list[StreamInfo] = []
-        for look, (kind, owner), dead_letters in zip(looks, kinds, dead, strict=True):
+        for snapshot, (kind, owner), dead_letters in zip(snapshots, kinds, dead, strict=True):
             count = number_or(next(lengths)) if dead_letters else 0
-            described = tuple(_group_info(look, group, *next(infos)) for group in look.groups)
+            described = tuple(_group_info(snapshot, group, *next(infos)) for group in snapshot.groups)
             found.append(
                 StreamInfo(
-                    look.name, kind, owner, look.length, look.first_id, look.last_id, look.last_generated_id,
-                    look.entries_added, described, look.groups_count, dead_letters if count else "", count,
-                    has_huge_entries=look.has_huge_entries,
+                    snapshot.name, kind, owner, snapshot.length, snapshot.first_id, snapshot.last_id,
+                    snapshot.last_generated_id, snapshot.entries_added, described, snapshot.groups_count,
+                    dead_letters if count else "", count, has_huge_entries=snapshot.has_huge_entries,
                 )
             )  # fmt: skip
         return found
 
-    async def _silence(self, groups: Sequence[tuple[str, Look, GroupLook]], retries: Sequence[int]) -> list[_Silence]:
+    async def _longest_idle(
+        self, groups: Sequence[tuple[str, StreamSnapshot, GroupSnapshot]], retries: Sequence[int]
+    ) -> list[_PendingIdle]:
         """Return, for each group, the pending message that has been idle the longest.
 
         A message that waits for a retry is not renewed: its idle time starts when it is due.
         """
-        found = [_Silence(group.oldest_pending_id, group.oldest_pending_idle_ms) for _, _, group in groups]
-        doubtful = [place for place, count in enumerate(retries) if count and found[place].ms > _SILENT_MS]
-        asked = [(groups[place][0], groups[place][2].name) for place in doubtful]
-        rows = await ask(self._client, [(key, ("XPENDING", key, name, "-", "+", _LOOKED_AT)) for key, name in asked])
-        known = [(groups[place], place, each) for place, each in zip(doubtful, rows, strict=True) if _is_some(each)]
+        found = [_PendingIdle(group.oldest_pending_id, group.oldest_pending_idle_ms) for _, _, group in groups]
+        long_idle = [place for place, count in enumerate(retries) if count and found[place].ms > _SILENT_MS]
+        selected = [(groups[place][0], groups[place][2].name) for place in long_idle]
+        rows = await ask(self._client, [(key, ("XPENDING", key, name, "-", "+", _CHECKED)) for key, name in selected])
+        known = [(groups[place], place, each) for place, each in zip(long_idle, rows, strict=True) if _is_some(each)]
         due = [
-            (key, ("ZMSCORE", self._catalogue.keys(look.name).retries(group.name), *(row[0] for row in each)))
-            for (key, look, group), _, each in known
+            (key, ("ZMSCORE", self._catalogue.keys(snapshot.name).retries(group.name), *(row[0] for row in each)))
+            for (key, snapshot, group), _, each in known
         ]
-        for ((_, look, _), place, each), scores in zip(known, await ask(self._client, due), strict=True):
+        for ((_, snapshot, _), place, each), scores in zip(known, await ask(self._client, due), strict=True):
             if _is_some(scores):
                 found[place] = max(
                     (
-                        _Silence(
-                            row[0].decode(), int(row[2]) if at_ms is None else max(0, look.now_ms - int(float(at_ms)))
+                        _PendingIdle(
+                            row[0].decode(),
+                            int(row[2]) if at_ms is None else max(0, snapshot.now_ms - int(float(at_ms))),
                         )
                         for row, at_ms in zip(each, scores, strict=True)
                     ),
-                    key=lambda silence: silence.ms,
+                    key=lambda idle: idle.ms,
                 )
         return found
 
-    def _dead_letters_of(self, look: Look, kind: StreamKind, owner: str) -> str:
+    def _dead_letters_of(self, snapshot: StreamSnapshot, kind: StreamKind, owner: str) -> str:
         if kind is StreamKind.STREAM:
-            return StreamKeys(look.name).default_dead_letters()
+            return StreamKeys(snapshot.name).default_dead_letters()
         if kind is StreamKind.QUEUE:
-            return QueueKeys(look.name).dead_letter
+            return QueueKeys(snapshot.name).dead_letter
         if (
-            kind is StreamKind.TASKS and look.name == TaskKeys.of(owner, "", self._client.is_cluster).stream_name()
+            kind is StreamKind.TASKS and snapshot.name == TaskKeys.of(owner, "", self._client.is_cluster).stream_name()
         ):  # this lane stands for all
             return TaskKeys.of(owner, "", self._client.is_cluster).dead
         if kind is StreamKind.SERVICE and not self._client.prefix:
@@ -162,7 +171,7 @@ class Streams:
         """
         names = await self._catalogue.names(match)
         task_queues = await self._catalogue.task_queues(names)
-        found = await self.look(names[:limit], task_queues, VERDICT_STEPS if count_lags else LIST_STEPS)
+        found = await self.describe(names[:limit], task_queues, VERDICT_STEPS if count_lags else LIST_STEPS)
         return found, totals(found), len(names)
 
     # --- entries ------------------------------------------------------------------------------------
@@ -275,7 +284,7 @@ def dead_letters_of(streams: Sequence[StreamInfo]) -> dict[str, tuple[str, int]]
 _NO_WORK = {StreamKind.DEAD_LETTERS, StreamKind.RESULTS, StreamKind.QUEUE_LOG}
 
 
-class _Silence(NamedTuple):
+class _PendingIdle(NamedTuple):
     """How long a pending message has been idle."""
 
     message_id: str
@@ -286,14 +295,16 @@ def _is_some(reply: Reply) -> bool:
     return isinstance(reply, list) and bool(reply)
 
 
-def _group_info(look: Look, group: GroupLook, lag: Lag, retries: int, silence: _Silence) -> GroupInfo:
+def _group_info(
+    snapshot: StreamSnapshot, group: GroupSnapshot, lag: Lag, retries: int, idle: _PendingIdle
+) -> GroupInfo:
     return GroupInfo(
-        look.name, group.name, group_kind(group), group.consumers, group.pending, group.last_delivered_id, lag,
-        silence.message_id, silence.ms, retries, group.entries_read,
+        snapshot.name, group.name, group_kind(group), group.consumers, group.pending, group.last_delivered_id, lag,
+        idle.message_id, idle.ms, retries, group.entries_read,
     )  # fmt: skip
 
 
-def group_kind(group: GroupLook) -> GroupKind:
+def group_kind(group: GroupSnapshot) -> GroupKind:
     """Return who reads through a group; one that never had a consumer marks the position of a reader by ids."""
     if group.name == ARCHIVE_GROUP or group.name.startswith(f"{ARCHIVE_GROUP}-"):
         return GroupKind.ARCHIVE

@@ -18,14 +18,14 @@ from penstock.redis.client import StreamClient
 from penstock.redis.reading import ask, scan
 from penstock.redis.retry import Repeat
 from penstock.task import Result, Status, Task, check_id, decode_result
-from penstock.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, runs_elsewhere
+from penstock.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, runs_before_move
 from penstock.tasks.gauges import read_gauges
 from penstock.tasks.lanes import DEFAULT, Lane, suffix_of
 from penstock.tasks.listed import QueueGauges
 from penstock.tasks.redis_queue import RedisTaskQueue
 
-_MOST_AT_ONCE = 1_000  # tasks of one page
-_MOST_SCANS = 1_000  # steps in which the beginning of an id is looked for
+_MAX_AT_ONCE = 1_000  # tasks of one page
+_MAX_SCANS = 1_000  # steps in which the beginning of an id is looked for
 
 
 class TaskQueues:
@@ -77,7 +77,7 @@ class TaskQueues:
         """
         check_number("limit", limit)
         check_number("max_value_bytes", max_value_bytes)
-        lanes, limit = await self._lanes(queue), min(limit, _MOST_AT_ONCE)
+        lanes, limit = await self._lanes(queue), min(limit, _MAX_AT_ONCE)
         if state is TaskState.SCHEDULED:
             return await self._scheduled(queue, kind, limit, cursor, max_value_bytes)
         if state is TaskState.DONE:
@@ -107,8 +107,8 @@ class TaskQueues:
 
     async def _last_delivered(self, stream: str, group: str) -> str:
         groups = await self._client.call(stream, "XINFO", "GROUPS", stream) if await self._exists(stream) else []
-        told = [{row[i]: row[i + 1] for i in range(0, len(row), 2)} for row in groups]
-        found = [row[b"last-delivered-id"].decode() for row in told if envelope.text(row[b"name"]) == group]
+        rows = [{row[i]: row[i + 1] for i in range(0, len(row), 2)} for row in groups]
+        found = [row[b"last-delivered-id"].decode() for row in rows if envelope.text(row[b"name"]) == group]
         return found[0] if found else ids.ZERO
 
     async def _exists(self, key: str) -> bool:
@@ -185,7 +185,7 @@ class TaskQueues:
             missing = {row[at]: int(row[at + 2]) - len(row[at + 1]) for at in range(1, len(row), 3)}
             if missing.get(envelope.DATA.encode(), 0) <= 0:
                 return found
-            place, runs = Lane.parse(lane) or DEFAULT, runs_elsewhere(envelope.as_mapping(fields))
+            place, runs = Lane.parse(lane) or DEFAULT, runs_before_move(envelope.as_mapping(fields))
             return replace(
                 found, error="", is_cut=True, attempts=runs or 0, priority=place.priority.value,
                 requires=tuple(sorted(place.requires)),
@@ -196,13 +196,13 @@ class TaskQueues:
         await self._lanes(queue)
         keys, found, is_complete = self._keys(queue), set[str](), True
         for key in (keys.index, keys.done):
-            flat, is_all = await scan(self._client, "HSCAN", key, f"{escaped(text)}*", _MOST_SCANS)
+            flat, is_all = await scan(self._client, "HSCAN", key, f"{escaped(text)}*", _MAX_SCANS)
             found |= {envelope.text(name) for name in flat[::2]}
             is_complete &= is_all
         return sorted(found), is_complete
 
     async def status(self, queue: str, task_id: str) -> TaskInfo:
-        """Return where a task is; its state is UNKNOWN if the queue has never heard of it, or not any more."""
+        """Return where a task is; its state is UNKNOWN if the queue has no record of it, or no longer."""
         check_id("task_id", task_id)
         await self._lanes(queue)
         keys = self._keys(queue)
@@ -331,13 +331,13 @@ def _result_info(queue: str, result: Result) -> TaskInfo:
 
 def _results(queue: str, row: Row) -> list[TaskInfo]:
     """Return the results of one entry: several may be written together."""
-    found, told = [], dict[str, str]()
+    found, values = [], dict[str, str]()
     for at in range(1, len(row), 3):
         name, value, size = envelope.field_name(row[at]), row[at + 1], int(row[at + 2])
         if name != envelope.DATA:
-            told[name] = envelope.text(value)
+            values[name] = envelope.text(value)
             continue
-        task_id, kind, status = (told.get(each, "") for each in (TASK_ID, KIND, "status"))
+        task_id, kind, status = (values.get(each, "") for each in (TASK_ID, KIND, "status"))
         try:
             found.append(_result_info(queue, decode_result(value)))
         except DecodeError as error:

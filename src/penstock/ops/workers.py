@@ -6,7 +6,7 @@ from penstock.errors import PenstockError
 from penstock.number_checks import check_number
 from penstock.ops.catalogue import Catalogue
 from penstock.ops.groups import consumers_of
-from penstock.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
+from penstock.ops.model import MAX_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
 from penstock.redis.client import StreamClient
 from penstock.redis.reading import ask
 
@@ -23,7 +23,7 @@ class Workers:
         Groups with more than 2,000 consumers are left out: unlisted() returns them.
         """
         counts = await self._counts(match)
-        groups = [place for place, count in counts.items() if 0 < count <= MOST_CONSUMERS]
+        groups = [place for place, count in counts.items() if 0 < count <= MAX_CONSUMERS]
         keys = [self._catalogue.keys(stream).stream for stream, _ in groups]
         questions = [(key, ("XINFO", "CONSUMERS", key, group)) for key, (_, group) in zip(keys, groups, strict=True)]
         replies = await ask(self._client, questions)
@@ -36,11 +36,13 @@ class Workers:
 
     async def unlisted(self, match: str = "*") -> list[tuple[str, str]]:
         """Return the groups with more consumers than are listed, each behind its stream."""
-        return [place for place, count in (await self._counts(match)).items() if count > MOST_CONSUMERS]
+        return [place for place, count in (await self._counts(match)).items() if count > MAX_CONSUMERS]
 
     async def _counts(self, match: str) -> dict[tuple[str, str], int]:
-        looks = await self._catalogue.look(await self._catalogue.names(match))
-        return {(look.name, group.name): group.consumers for look in looks.values() for group in look.groups}
+        snapshots = await self._catalogue.snapshots(await self._catalogue.names(match))
+        return {
+            (snapshot.name, group.name): group.consumers for snapshot in snapshots.values() for group in snapshot.groups
+        }
 
     async def page(
         self,

@@ -11,7 +11,7 @@ from penstock import envelope, ids
 from penstock.delivery.encoding import Encoded
 from penstock.delivery.publisher import Duplicate, Publisher, PublishSettings
 from penstock.errors import PayloadTooLarge, PenstockError, QueueFull, StreamFull
-from penstock.events import Event, EventName, EventSink, tell
+from penstock.events import Event, EventName, EventSink, notify
 from penstock.keys import QueueKeys, check_dead_letters
 from penstock.number_checks import check_seconds
 from penstock.policy import AttemptLimits, Reason
@@ -115,13 +115,13 @@ class RedisGateway(AbstractRedisGateway):
 
     def _emit(self, queue: str, name: EventName, **fields: object) -> None:
         if self._on_event is not None:
-            tell(self._on_event, Event(name, queue, GROUP, fields))
+            notify(self._on_event, Event(name, queue, GROUP, fields))
         if not self._listeners:
             return  # which is to cost nothing
         # Events of the connection concern all queues.
         for concerned in [queue] if queue else list(self._listeners):
             for sink in self._listeners.get(concerned, ()):
-                tell(sink, Event(name, concerned, GROUP, fields))
+                notify(sink, Event(name, concerned, GROUP, fields))
 
     def is_interrupted(self) -> bool:
         """Return whether to stop taking messages."""

@@ -1,4 +1,4 @@
-"""Interrupt handlers, which tell a queue to stop taking messages."""
+"""Interrupt handlers, which make a queue stop taking messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEVER_CAUGHT = tuple(getattr(signal, name) for name in ("SIGKILL", "SIGSTOP") i
 
 
 class BaseGracefulInterruptHandler(ABC):
-    """Tells a queue whether to stop: asked before each message, and several times a second while waiting."""
+    """Decides whether a queue stops: called before each message, and several times a second while waiting."""
 
     @abstractmethod
     def is_interrupted(self) -> bool:

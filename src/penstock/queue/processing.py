@@ -20,7 +20,7 @@ from penstock.runtime.user_functions import call_back
 
 logger = logging.getLogger("penstock.queue")
 _LONGEST_CLEANUP_S = 86_400.0  # the retry budget of the gateway bounds it
-_CHANCE = random.Random()
+_RNG = random.Random()
 
 
 class Processing:
@@ -127,7 +127,7 @@ class Processing:
 
     def _lose(self, reason: str) -> None:
         logger.warning("message %s of queue %s: %s", self.message_id, self._key.name, reason)
-        self._emit(EventName.RENEWAL_FAILED, id=self.message_id, reason=reason)
+        self._emit(EventName.LEASE_LOST, ids=[self.message_id] if self.message_id else [], reason=reason)
         if self._options.on_heartbeat_failure is not None:
             call_back(self._options.on_heartbeat_failure, "on_heartbeat_failure")
 
@@ -190,7 +190,7 @@ class Processing:
         if log is not None:
             await delivery.note_failure(error, log, kept)
         limits = AttemptLimits(None, 1 if has_one_chance else self._gateway.max_delivery_count)
-        verdict = after_failure(error, delivery.deliveries, delivery.attempts, limits, self._options.backoff, _CHANCE)
+        verdict = after_failure(error, delivery.deliveries, delivery.attempts, limits, self._options.backoff, _RNG)
         if isinstance(verdict, RetryAfter) and not has_one_chance:
             await self._retry(delivery, verdict.after_ms / 1000, counts=verdict.counts)
         else:
@@ -206,7 +206,7 @@ class Processing:
 
     async def _retry(self, delivery: Delivery, delay_s: float, *, counts: bool) -> None:
         is_done = await delivery.retry(delay_s, counts=counts)
-        self._report(is_done, "returned", EventName.RETURNED, delay_s=delay_s, counts=counts)
+        self._report(is_done, "retried", EventName.RETRIED, delay_s=delay_s, counts=counts)
 
     def _report(self, is_done: bool, what: str, name: EventName | None, **fields: object) -> None:
         if not is_done:

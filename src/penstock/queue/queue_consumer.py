@@ -32,17 +32,17 @@ from penstock.queue.model import GROUP, decode_payload
 from penstock.queue.queue_delivery import QueueDelivery, QueueLeases
 from penstock.redis.blocking_read import is_late, late_after_s, longest_wait_s
 from penstock.redis.client import StreamClient
-from penstock.redis.retry import PASSING, RetryBudget, RetryState
+from penstock.redis.retry import RETRYABLE, RetryBudget, RetryState
 from penstock.serializers import PayloadLimits
 
 logger = logging.getLogger("penstock.queue")
 Step: TypeAlias = Callable[[], Awaitable[bool]]
-_LOOK_EVERY_S = 1.0  # for due messages, which other processes may have put aside
+_DUE_CHECK_S = 1.0  # for due messages, which other processes may have put aside
 _SLICE_S = 0.25  # how soon an interrupt is noticed while waiting
 _PAGE = 100  # entries that the slow sweep checks per call
 _QUICK_S = 0.001  # between the end of one message and the request for the next
 _QUICK_TURNS = 32  # in a row, after which the next message is read together with finishing the previous one
-_SHORTEST_LEASE_S = 1.0  # for taking ahead: the lease must not expire while the message waits for its caller
+_MIN_LEASE_S = 1.0  # for taking ahead: the lease must not expire while the message waits for its caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class QueueConsumer:
         self._recover_every_s = min(5.0, max(0.1, lease_s / 10))
         self._cursor = "-"
         self._next_due_s = self._next_recovery_s = 0.0
-        self._take_ahead_after: float = _QUICK_TURNS if lease_s >= _SHORTEST_LEASE_S else math.inf
+        self._take_ahead_after: float = _QUICK_TURNS if lease_s >= _MIN_LEASE_S else math.inf
         self._ended_s, self._quick_turns = 0.0, 0
         self.dead_letter_writer = DeadLetterMover(client, self.keys.stream, GROUP, dead_letters, logger, emit)
         self.leases = QueueLeases(client.settings, self.keys, settings.lease_s or 1.0)
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         # In a forked process too.
         dead_letters = self._dead_letters
         self.slots = ConsumerSlots(self.client, self.keys, dead_letters, self.sweep_within)
@@ -104,7 +104,7 @@ class QueueConsumer:
         Guarantees: after the wait, takes no new message, but still one whose reply was lost before.
         """
         if self.slots.is_foreign:
-            self._begin_anew()
+            self._reset()
         if self._unsettled:
             await self._settle_again()
         slot, delivery = await self.slots.borrow(), None  # before the clock starts: this may wait for a hand-back
@@ -118,7 +118,7 @@ class QueueConsumer:
                     return delivery
                 except GroupLost:
                     await self._restore_group(slot)
-                except PASSING as error:
+                except RETRYABLE as error:
                     if is_stopped():
                         raise
                     trial = trial or self.settings.retry.start(started_s)
@@ -136,10 +136,10 @@ class QueueConsumer:
         is_over = time.monotonic() >= deadline
         await slot.leave(error)  # also after the last try, so that the next call uses the server that the error named
         wait_s = trial.pause_after(error)
-        if wait_s is None or (is_over and not slot.is_doubtful):
+        if wait_s is None or (is_over and not slot.is_uncertain):
             raise error
         await self.client.rest(min(wait_s, max(0.01, deadline - time.monotonic())))
-        if has_looked and time.monotonic() > deadline + _LOOK_EVERY_S:
+        if has_looked and time.monotonic() > deadline + _DUE_CHECK_S:
             raise error
 
     async def _next(
@@ -149,11 +149,11 @@ class QueueConsumer:
             await self._group.ensure()
         is_first = True
         while not is_stopped():
-            if slot.is_doubtful:  # also when the last reply was late
+            if slot.is_uncertain:  # also when the last reply was late
                 delivery = await self._resolve(slot)
             elif may_take_new and (is_first or time.monotonic() < deadline):
                 delivery = await self._take_again(slot)
-                if delivery is None and not slot.is_doubtful:
+                if delivery is None and not slot.is_uncertain:
                     delivery = await self._read(slot, deadline, is_first)
                 is_first = False
             else:
@@ -188,8 +188,8 @@ class QueueConsumer:
         if now >= self._next_due_s:
             await self._janitor.run_due()
             wait_ms, claims, missing = await slot.take(slot.commands.take_due, 1)
-            wait_s = 0.0 if claims or missing else _LOOK_EVERY_S if wait_ms is None else wait_ms / 1000
-            self._next_due_s = now + min(_LOOK_EVERY_S, wait_s)
+            wait_s = 0.0 if claims or missing else _DUE_CHECK_S if wait_ms is None else wait_ms / 1000
+            self._next_due_s = now + min(_DUE_CHECK_S, wait_s)
             if claims or missing:
                 return await self._admit(slot, claims, missing)
         if self.settings.lease_s is not None and now >= self._next_recovery_s:
@@ -215,7 +215,7 @@ class QueueConsumer:
             elif await slot.begin(found.id, deliveries, attempts):
                 delivery.deliveries, delivery.attempts = deliveries + 1, attempts + 1
                 return await self._hand_out(delivery, is_again=True)
-        slot.is_sure()
+        slot.mark_certain()
         return None
 
     def _delivery(
@@ -227,7 +227,7 @@ class QueueConsumer:
 
     async def _hand_out(self, delivery: QueueDelivery, *, is_again: bool = False) -> QueueDelivery | None:
         if is_late(delivery.expires_at - (self.settings.lease_s or 0.0), self._late_s):
-            return None  # its slot stays in doubt: the next look there asks whether the message is still ours
+            return None  # its slot stays uncertain: the next check finds out whether the message is still ours
         by_name = envelope.as_mapping(delivery.fields)
         try:
             if envelope.is_expired(by_name, time.time()):
@@ -241,7 +241,7 @@ class QueueConsumer:
         entry_id, deliveries, slot = delivery.id, delivery.deliveries, delivery.slot
         delivery.token = f"{deliveries}:{entry_id}:{slot.consumer}"
         self.held[delivery.token] = delivery
-        slot.is_sure()
+        slot.mark_certain()
         self.emit(
             EventName.CLAIMED, id=entry_id, delivery_count=deliveries, attempts=delivery.attempts, is_again=is_again
         )
@@ -254,12 +254,12 @@ class QueueConsumer:
         # error only once per lease, and other messages do not wait for it.
         try:
             await delivery.write_dead_letter(reason, error, has_run=has_run)
-        except (*PASSING, GroupLost):
+        except (*RETRYABLE, GroupLost):
             raise
         except NOT_OF_ONE_MESSAGE:
             delivery.slot.give_up()
             raise
-        delivery.slot.is_sure()
+        delivery.slot.mark_certain()
 
     async def _restore_group(self, slot: ConsumerSlot) -> None:
         # Entries that are still in the stream were not finished: the group starts at the first one.
@@ -281,7 +281,7 @@ class QueueConsumer:
             is_done = await self.persist(step)
         except GroupLost:
             is_done = False  # the pending list went with the group
-        except PASSING as error:
+        except RETRYABLE as error:
             # Keep its slot and its lease: no other consumer may run the message again.
             delivery.is_unsettled = True
             self._unsettled.append((delivery, step))
@@ -299,7 +299,7 @@ class QueueConsumer:
         while True:
             try:
                 return await step()
-            except PASSING as error:
+            except RETRYABLE as error:
                 wait_s = trial.pause_after(error)
                 if wait_s is None or time.monotonic() + wait_s >= until_s:
                     raise
@@ -327,7 +327,7 @@ class QueueConsumer:
                 self._unsettled.append((delivery, step))
                 raise
             delivery.is_unsettled = False
-            delivery.let_lease_end()
+            delivery.stop_renewing()
             self.slots.put_back(delivery.slot)  # unless it was given up
         return True
 
@@ -345,7 +345,7 @@ class QueueConsumer:
             return None
         if time.monotonic() >= min(self._next_due_s, self._next_recovery_s):
             return None  # the next caller must check for messages that are older than unread ones
-        return self.slots.borrow_sure()
+        return self.slots.borrow_empty()
 
     def has_taken_ahead(self, has_come: bool) -> None:
         """Record whether a message was taken ahead; if not, start counting quick turns again."""
@@ -357,15 +357,15 @@ class QueueConsumer:
     async def hand_back(self) -> bool:
         """Return messages of lost replies to the queue; return False if Redis cannot be reached."""
         if self.slots.is_foreign:
-            self._begin_anew()  # they belong to the parent process, which may still process them
+            self._reset()  # they belong to the parent process, which may still process them
         is_settled = await self._settle_again()
-        doubtful = await self.slots.borrow_doubtful()
+        uncertain = await self.slots.borrow_uncertain()
         try:
-            while doubtful:
-                is_settled = await self._return_lost(doubtful[-1]) and is_settled
-                self.slots.put_back(doubtful.pop())
+            while uncertain:
+                is_settled = await self._return_lost(uncertain[-1]) and is_settled
+                self.slots.put_back(uncertain.pop())
         finally:
-            for slot in doubtful:  # cancelled half-way
+            for slot in uncertain:  # cancelled half-way
                 self.slots.put_back(slot)
         return is_settled
 
@@ -382,7 +382,7 @@ class QueueConsumer:
         except TransientError as error:
             logger.warning("messages that consumer %s may hold could not be returned: %s", slot.consumer, error)
             return False
-        slot.is_sure()
+        slot.mark_certain()
         return True
 
     def close(self) -> None:

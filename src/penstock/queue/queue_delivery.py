@@ -15,7 +15,7 @@ import msgspec
 from penstock import dead_letter_record, envelope
 from penstock.delivery.decoding import Rejected
 from penstock.delivery.group_commands import Parking
-from penstock.delivery.leases import Held, Renewable, Renewal, tell
+from penstock.delivery.leases import Held, Renewable, Renewal, call_in_thread
 from penstock.errors import PenstockError
 from penstock.events import EventName
 from penstock.keys import StreamKeys
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.queue.queue_consumer import QueueConsumer
 
 logger = logging.getLogger("penstock.queue")
-_LEAST_PATIENCE_S = 0.05
+_MIN_PATIENCE_S = 0.05
 
 
 class QueueDelivery(msgspec.Struct, eq=False):
@@ -106,7 +106,7 @@ class QueueDelivery(msgspec.Struct, eq=False):
         try:
             promise = self.slot.commands.post_finish(self.id, ahead.read_ahead)
             if promise is None:
-                ahead.is_sure()
+                ahead.mark_certain()
                 return False, None
             cancelled = await wait_out(promise)
             answer, rows = promise.result()
@@ -140,7 +140,7 @@ class QueueDelivery(msgspec.Struct, eq=False):
         # The fields that a log adds to those of the message.
         record: list[str | int] = ["log_id", self.id, "log_attempts", self.attempts]
         if error is not None:
-            text = dead_letter_record.said_by(error)
+            text = dead_letter_record.kept_text(error)
             record += ["log_error", dead_letter_record.class_of(error), "log_error_text", text]
         return record
 
@@ -205,11 +205,11 @@ class QueueDelivery(msgspec.Struct, eq=False):
 
         async def stop() -> None:
             if not self.is_unsettled:
-                self.let_lease_end()
+                self.stop_renewing()
 
         return stop
 
-    def let_lease_end(self) -> None:
+    def stop_renewing(self) -> None:
         """Stop renewing the lease."""
         lease, self.lease = self.lease, None
         if lease is not None:
@@ -237,7 +237,7 @@ class QueueLeases(Renewable):
 
     def __init__(self, settings: ConnectionSettings, keys: StreamKeys, lease_s: float) -> None:
         # Commands time out after a third of the lease, which leaves time for another try.
-        patience_s = max(_LEAST_PATIENCE_S, lease_s / 3)
+        patience_s = max(_MIN_PATIENCE_S, lease_s / 3)
         super().__init__(settings, keys.stream, lease_s, patience_s, f"leases of {keys.stream}", logger)
         self._keys, self._lease_s = keys, lease_s
         self._leases: set[Lease] = set()
@@ -273,7 +273,7 @@ class QueueLeases(Renewable):
     def timeout_s(self) -> float:
         """How long replies may take: not beyond the end of a lease."""
         left_s = min((lease.delivery.expires_at for lease in self._tried), default=float("inf")) - time.monotonic()
-        return max(_LEAST_PATIENCE_S, min(self._patience_s, left_s))
+        return max(_MIN_PATIENCE_S, min(self._patience_s, left_s))
 
     def renew(self) -> Renewal:
         """Renew what is due."""
@@ -294,7 +294,7 @@ class QueueLeases(Renewable):
         for lease in renewed:
             lease.delivery.expires_at = now + self._lease_s  # from before the command: better too early than too late
         if renewed:
-            tell(self._tell_renewed, renewed)
+            call_in_thread(self._emit_renewed, renewed)
 
     def _may_try(self, lease: Lease, now: float) -> bool:
         lease.due_at = now + lease.interval_s
@@ -321,7 +321,7 @@ class QueueLeases(Renewable):
                 logger.warning("cannot renew the lease of message %s: %s; retrying", delivery.id, error)
                 lease.due_at = min(now + lease.interval_s / 4, delivery.expires_at)
 
-    def _tell_renewed(self, leases: Sequence[Lease]) -> None:
+    def _emit_renewed(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             if lease in self._leases:
                 emit = lease.delivery.consumer.emit
@@ -332,4 +332,4 @@ class QueueLeases(Renewable):
             if lease not in self._leases:
                 return  # settled meanwhile
             self._leases.discard(lease)
-        tell(lease.on_lost, reason)
+        call_in_thread(lease.on_lost, reason)

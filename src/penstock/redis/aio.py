@@ -79,11 +79,12 @@ class _Answer:
             self.add(error)
 
 
-class _Turn:
+class _TurnLimit:
     """Limits one turn of an event loop: a task that never has to wait would starve all others."""
 
     _LONGEST_S = 0.0005
-    _all: ClassVar[weakref.WeakValueDictionary[int, _Turn]] = weakref.WeakValueDictionary()  # by the id of the loop
+    # By the id of the loop.
+    _all: ClassVar[weakref.WeakValueDictionary[int, _TurnLimit]] = weakref.WeakValueDictionary()
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         # Referenced only by its connections, because it keeps the loop alive.
@@ -91,7 +92,7 @@ class _Turn:
         self._until_s = 0.0  # 0 = no connection has looked for a reply in this turn yet
 
     @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> _Turn:
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _TurnLimit:
         """Return the object that all connections of a loop share."""
         return cls._all.setdefault(id(loop), cls(loop))
 
@@ -128,7 +129,7 @@ class Connection(asyncio.Protocol):
         self._keep: object = None
         self._file = -1  # descriptor of the socket, unless it uses TLS
         self._spin_reads = SpinReads()
-        self._turn = _Turn.of(self._loop)
+        self._turn_limit = _TurnLimit.of(self._loop)
         self.client_id = 0  # unknown
         self.received = 0  # bytes
         self.has_timed_out = False  # so the server may still execute the last command
@@ -182,12 +183,12 @@ class Connection(asyncio.Protocol):
         # reply takes less processor time than sleeping, and a quarter of the wall time.
         if self._file < 0 or len(self._expected) != 1 or not self._spin_reads.is_worthwhile():
             return
-        if self._turn.has_time():
-            self._look()
+        if self._turn_limit.has_time():
+            self._poll_reply()
         else:
-            self._loop.call_soon(self._look)  # after all other ready tasks have run
+            self._loop.call_soon(self._poll_reply)  # after all other ready tasks have run
 
-    def _look(self) -> None:
+    def _poll_reply(self) -> None:
         transport = self._transport
         if len(self._expected) != 1 or transport is None or transport.get_write_buffer_size():
             return
@@ -314,7 +315,7 @@ async def connect(settings: ConnectionSettings, host: Host) -> Connection:
     try:
         # redis-py bounds the TCP connect and each reply of the handshake; this bounds the sum.
         async with asyncio.timeout(settings.connect_timeout_s):
-            await _heeded(made.connect())
+            await _with_cancellation(made.connect())
     except (OSError, TimeoutError, driver.RedisError) as error:
         await made.disconnect(nowait=True)
         raise connect_error(error, where) from error
@@ -328,7 +329,7 @@ async def connect(settings: ConnectionSettings, host: Host) -> Connection:
     return connection
 
 
-async def _heeded(step: Awaitable[T]) -> T:
+async def _with_cancellation(step: Awaitable[T]) -> T:
     """Await a step of redis-py, and raise a cancellation that it swallowed.
 
     redis-py uses asyncio.wait_for(), which before Python 3.12 loses a cancellation that arrives just as it finishes.

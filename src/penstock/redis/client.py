@@ -104,7 +104,7 @@ class StreamClient:
         self._watch = watch_of(settings)
         self._by_loop: dict[object, LoopConnections] = {}
         self._making = threading.Lock()
-        self._chance = random.Random()
+        self._rng = random.Random()
         self._is_closed = False
         self._capabilities: Capabilities | None = None
 
@@ -240,10 +240,10 @@ class StreamClient:
                 connections.end = await at_end(connections.close)
         return connections
 
-    async def connection(self, key: str, asked: Host | None = None) -> Connection:
+    async def connection(self, key: str, ask_host: Host | None = None) -> Connection:
         """Return the shared connection to the server of the key, or to the one that an ASK reply named."""
         connections = await self._connections()
-        return await connections.to(asked or await connections.locator.locate(key))
+        return await connections.to(ask_host or await connections.locator.locate(key))
 
     def ready(self) -> Connection | None:
         """Return the shared connection if it is open and this is not a cluster or Sentinel client."""
@@ -262,10 +262,10 @@ class StreamClient:
         """Return host and port of all servers that serve keys."""
         return await (await self._connections()).locator.masters()
 
-    async def dedicated(self, key: str, asked: Host | None = None) -> Connection:
+    async def dedicated(self, key: str, ask_host: Host | None = None) -> Connection:
         """Open a connection for the caller alone; closing the client closes it, too."""
         connections = await self._connections()
-        return await connections.open(asked or await connections.locator.locate(key))
+        return await connections.open(ask_host or await connections.locator.locate(key))
 
     async def refresh(self) -> None:
         """Look up again which server serves which key."""
@@ -300,12 +300,12 @@ class StreamClient:
             return await self.call(keys[0], "EVAL", wanted.source, len(keys), *keys, *args, repeat=repeat, waits=waits)
 
     async def _deliver(self, key: str, command: Command, repeat: Repeat, waits: bool) -> list[Reply]:
-        failures, busy_until, asked = 0, time.monotonic() + _BUSY_BUDGET_S, None
+        failures, busy_until, ask_host = 0, time.monotonic() + _BUSY_BUDGET_S, None
         while True:
             connection = None
             try:
-                connection = await self.connection(key, asked)
-                commands = [("ASKING",), command] if asked else [command]
+                connection = await self.connection(key, ask_host)
+                commands = [("ASKING",), command] if ask_host else [command]
                 replies = await connection.pipeline(commands)
                 if isinstance(replies[-1], PenstockError):
                     raise replies[-1]
@@ -313,7 +313,7 @@ class StreamClient:
             except ScriptMissing:
                 raise
             except Redirected as error:
-                asked = error.asked
+                ask_host = error.ask_host
                 await self.leave(connection, error)
                 if time.monotonic() > busy_until:
                     raise
@@ -321,11 +321,11 @@ class StreamClient:
                 failures += 1
                 if not repeat.allows(error) or self._is_hopeless(error, connection, failures, busy_until):
                     raise
-                asked = None
+                ask_host = None
                 await self.leave(connection, error)
                 if isinstance(error, BUSY) and not waits:
                     raise
-                await pause(pause_s(failures, self._chance))
+                await pause(pause_s(failures, self._rng))
 
     @staticmethod
     def _is_hopeless(error: PenstockError, connection: Connection | None, failures: int, busy_until: float) -> bool:
@@ -345,7 +345,7 @@ class StreamClient:
         if isinstance(error, Redirected) and error.moved_to is not None:
             (await self._connections()).locator.move(error.slot, error.moved_to)
             return
-        is_moved = isinstance(error, Redirected) and error.asked is None
+        is_moved = isinstance(error, Redirected) and error.ask_host is None
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             await self.refresh()
 

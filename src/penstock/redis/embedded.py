@@ -36,10 +36,10 @@ _STOP_TIMEOUT_S = 5.0
 _LOCK_TIMEOUT_S = 5.0
 _POLL_S = 0.01
 _LOG_TAIL_LINES = 15
-_OURS_ALONE = 0o700
+_OWNER_ONLY = 0o700
 
-# The end of its standard input tells the watchdog that our process is gone, however it went; a line before that says
-# that there is nothing left to do. It is a process and not PR_SET_PDEATHSIG, which is bound to the starting *thread*
+# The watchdog notices the end of our process by the end of its standard input; a line before that says that there is
+# nothing left to do. It is a process and not PR_SET_PDEATHSIG, which is bound to the starting *thread*
 # and would leave the files. The working directory proves that the process id is still our server's.
 _WATCHDOG = """
 is_alive() { if [ -d /proc/self ]; then [ "$(readlink "/proc/$server/cwd")" = "$data" ]; else kill -0 "$server"; fi; }
@@ -171,7 +171,7 @@ class EmbeddedServer:
         if self._port is not None and not _is_free(self._port):
             raise ConfigurationError(f"TCP port {self._port} is already in use: pass port=0 to use any free port.")
         data = (self._directory or home).resolve()
-        data.mkdir(_OURS_ALONE, parents=True, exist_ok=True)
+        data.mkdir(_OWNER_ONLY, parents=True, exist_ok=True)
         with (home / "server.log").open("ab") as log, _locked(data) as lock:
             self._watchdog = _start_watchdog(data, home)
             self._process = subprocess.Popen(
@@ -184,7 +184,7 @@ class EmbeddedServer:
                 start_new_session=True,  # Ctrl-C is for us; the server outlives our own clean-up
                 umask=0o077,  # its files contain every message
             )
-            _tell(self._watchdog, str(self._process.pid))
+            _write_line(self._watchdog, str(self._process.pid))
 
     def _arguments(self, data: Path) -> list[str]:
         settings: dict[str, str | Sequence[str]] = {
@@ -228,7 +228,7 @@ class EmbeddedServer:
                 self._process.wait()
             self._process = None
         if self._watchdog is not None:
-            _tell(self._watchdog, "")
+            _write_line(self._watchdog, "")
             self._watchdog.communicate()
             self._watchdog = None
 
@@ -333,7 +333,7 @@ def _start_watchdog(data: Path, home: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def _tell(watchdog: subprocess.Popen[bytes], word: str) -> None:
+def _write_line(watchdog: subprocess.Popen[bytes], word: str) -> None:
     with suppress(BrokenPipeError):  # the watchdog was killed
         assert watchdog.stdin is not None
         watchdog.stdin.write(f"{word}\n".encode())

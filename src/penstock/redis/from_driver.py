@@ -13,7 +13,7 @@ from penstock.redis.driver_kinds import is_awaited, is_pipeline, is_sentinel
 from penstock.redis.settings import ConnectionSettings, Host
 from penstock.runtime.aio import IS_ASYNC
 
-_HERE, _THERE = ("penstock", "penstock.sync") if IS_ASYNC else ("penstock.sync", "penstock")
+_THIS_API, _OTHER_API = ("penstock", "penstock.sync") if IS_ASYNC else ("penstock.sync", "penstock")
 _made: dict[int, StreamClient] = {}  # by the identity of the client, which need not be hashable
 _making = threading.Lock()
 
@@ -33,12 +33,12 @@ def client_of(client: object, what: str = "client") -> StreamClient:
         raise ConfigurationTypeError(f"{what} is a Sentinel: pass the client that its master_for(name) returns")
     if isinstance(client, type) or not callable(getattr(client, "execute_command", None)):
         raise ConfigurationTypeError(
-            f"{what} must be a redis-py client or a StreamClient from {_HERE}, not {type(client).__name__}"
+            f"{what} must be a redis-py client or a StreamClient from {_THIS_API}, not {type(client).__name__}"
         )
     if is_awaited(client) != IS_ASYNC:
         kind = "blocking" if IS_ASYNC else "asyncio"
         raise ConfigurationTypeError(
-            f"{what} is {'a' if kind == 'blocking' else 'an'} {kind} redis-py client: use it with {_THERE}"
+            f"{what} is {'a' if kind == 'blocking' else 'an'} {kind} redis-py client: use it with {_OTHER_API}"
         )
     with _making:
         known = _made.get(id(client))

@@ -70,7 +70,7 @@ class MasterWatch:
         self._abortables: list[tuple[Host, weakref.ref[Abortable]]] = []
         self._lookups: list[_Lookup] = []
         self._waiting: list[Callable[[], None]] = []
-        self._asked: set[Host] = set()  # nodes that a thread polls now
+        self._polled: set[Host] = set()  # nodes that a thread polls now
         self._failures: dict[Host, int] = {}
         self._run = 0  # the threads of an earlier run end by themselves
         self._is_running = False
@@ -85,26 +85,26 @@ class MasterWatch:
             self._changed.notify_all()
         return lookup.found
 
-    def abort_when_replaced(self, host: Host, tied: Abortable) -> None:
+    def abort_when_replaced(self, host: Host, dependent: Abortable) -> None:
         """Abort it as soon as another server replaces this master; raise MasterReplaced if one already has."""
         with self._changed:
             if host in self._replaced:
                 raise MasterReplaced(host)
             self._start()
-            self._abortables.append((host, weakref.ref(tied)))
+            self._abortables.append((host, weakref.ref(dependent)))
 
     @contextmanager
-    def notifying(self, tell: Callable[[], None]) -> Iterator[bool]:
+    def notifying(self, callback: Callable[[], None]) -> Iterator[bool]:
         """Call a function, from another thread, when the masters change; yield whether they changed a moment ago."""
         with self._changed:
             self._start()
-            self._waiting.append(tell)
+            self._waiting.append(callback)
             has_just_changed = time.monotonic() < self._changed_s + _RECENT_S
         try:
             yield has_just_changed
         finally:
             with self._changed:
-                self._waiting.remove(tell)
+                self._waiting.remove(callback)
 
     def _nodes(self) -> set[Host]:
         return {*self.directory.settings.hosts, *(self._known.nodes if self._known is not None else ())}
@@ -115,7 +115,7 @@ class MasterWatch:
             return
         self._is_running, self._run = True, self._run + 1
         try:
-            for _ in range(self.directory.askers):
+            for _ in range(self.directory.max_polled):
                 threading.Thread(target=self._poll, args=(self._run,), name="penstock-masters", daemon=True).start()
         except RuntimeError:  # no more threads: the next call tries again
             self._end()
@@ -138,18 +138,18 @@ class MasterWatch:
             try:
                 if connection is None or not connection.is_open:
                     connection = connect(settings, node)
-                said: Answer | PenstockError = self.directory.answer(
+                answer: Answer | PenstockError = self.directory.answer(
                     node, connection.pipeline(self.directory.questions)
                 )
             except PenstockError as error:
-                said = error
+                answer = error
             except Exception as error:
                 # Keep polling, whatever it is: otherwise a stale master would go unnoticed from now on.
                 logger.exception("cannot ask %s for the current master", settings.where)
-                said = ConnectionFailed(repr(error))
-            if not self._record_answer(run, node, said, lookups):
+                answer = ConnectionFailed(repr(error))
+            if not self._record_answer(run, node, answer, lookups):
                 break
-            if isinstance(said, PenstockError):
+            if isinstance(answer, PenstockError):
                 node = None
         if connection is not None:
             connection.close()
@@ -165,75 +165,79 @@ class MasterWatch:
                 return None
             nodes = self._nodes()
             if node not in nodes:
-                self._asked.discard(node)
-                free = sorted(nodes - self._asked, key=lambda host: (self._failures.get(host, 0), random.random()))
+                self._polled.discard(node)
+                free = sorted(nodes - self._polled, key=lambda host: (self._failures.get(host, 0), random.random()))
                 node = free[0] if free else None
-                self._asked.update(free[:1])
+                self._polled.update(free[:1])
             return list(self._lookups), node  # later lookups get a later answer
 
     def _is_awaited(self, node: Host | None) -> bool:
-        free = {node} if node is not None else self._nodes() - self._asked
+        free = {node} if node is not None else self._nodes() - self._polled
         return any(lookup.awaited & free for lookup in self._lookups)
 
-    def _record_answer(self, run: int, node: Host, said: Answer | PenstockError, lookups: list[_Lookup]) -> bool:
+    def _record_answer(self, run: int, node: Host, answer: Answer | PenstockError, lookups: list[_Lookup]) -> bool:
         """Record a reply and pass it on; return whether to keep polling."""
         with self._changed:
             if run != self._run:
                 return False
-            if isinstance(said, Answer):
-                self._answers[node] = said
+            if isinstance(answer, Answer):
+                self._answers[node] = answer
                 self._failures.pop(node, None)
             else:
                 self._answers.pop(node, None)
-                self._asked.discard(node)
+                self._polled.discard(node)
                 self._failures[node] = self._failures.get(node, 0) + 1
-            left, told = self._update_masters()
+            dependents, callbacks = self._update_masters()
             known = self._known
-            found = self.masters if isinstance(said, Answer) and known is not None and not known.is_down else None
-            answered = [lookup for lookup in lookups if found or self._is_the_last(lookup, node, said)]
+            found = self.masters if isinstance(answer, Answer) and known is not None and not known.is_down else None
+            answered = [lookup for lookup in lookups if found or self._is_the_last(lookup, node, answer)]
             self._lookups = [lookup for lookup in self._lookups if lookup not in answered and not lookup.found.done()]
             # A caller that was answered is about to connect.
             is_needed = bool(self._abortables or self._lookups or self._waiting or lookups)
             if not is_needed:
                 self._end()
-        for tied in left:
-            tied.abort_from_outside()
+        for dependent in dependents:
+            dependent.abort_from_outside()
         for lookup in answered:
-            self._tell(lookup, found)
-        for tell in told:
-            tell()
+            self._resolve(lookup, found)
+        for callback in callbacks:
+            callback()
         return is_needed
 
     def _update_masters(self) -> tuple[list[Abortable], list[Callable[[], None]]]:
         # Update the masters; return what depends on replaced ones, and the functions to call after a change.
-        before, asked = self._known, min(self.directory.askers, len(self._nodes()))
-        self._known = known = newest(self._answers.values(), before, asked)
+        before, polled = self._known, min(self.directory.max_polled, len(self._nodes()))
+        self._known = known = newest(self._answers.values(), before, polled)
         masters = known.masters if known is not None else None
         if self.masters != masters:  # an equal map stays the same object, which MOVED replies refer to
             self.masters = masters
-        told: list[Callable[[], None]] = []
+        callbacks: list[Callable[[], None]] = []
         if before is not None and known is not None and before.masters != known.masters:
             self._changed_s = time.monotonic()
-            told = list(self._waiting)
+            callbacks = list(self._waiting)
             gone, new = before.masters.hosts - known.masters.hosts, known.masters.hosts - before.masters.hosts
             self._replaced = (self._replaced | gone) - known.masters.hosts
             if gone or new:
                 logger.warning(
                     "%s: masters changed: removed %s; added %s", self.directory.name, *map(_text, (gone, new))
                 )
-        ties = [(host, reference, reference()) for host, reference in self._abortables]
-        is_open = [(host, reference, tied) for host, reference, tied in ties if tied is not None and tied.is_open]
+        registered = [(host, reference, reference()) for host, reference in self._abortables]
+        is_open = [
+            (host, reference, dependent)
+            for host, reference, dependent in registered
+            if dependent is not None and dependent.is_open
+        ]
         self._abortables = [(host, reference) for host, reference, _ in is_open if host not in self._replaced]
-        return [tied for host, _, tied in is_open if host in self._replaced], told
+        return [dependent for host, _, dependent in is_open if host in self._replaced], callbacks
 
     @staticmethod
-    def _is_the_last(lookup: _Lookup, node: Host, said: Answer | PenstockError) -> bool:
+    def _is_the_last(lookup: _Lookup, node: Host, answer: Answer | PenstockError) -> bool:
         lookup.awaited.discard(node)
-        if isinstance(said, PenstockError):
-            lookup.errors[node] = said
+        if isinstance(answer, PenstockError):
+            lookup.errors[node] = answer
         return not lookup.awaited
 
-    def _tell(self, lookup: _Lookup, found: Masters | None) -> None:
+    def _resolve(self, lookup: _Lookup, found: Masters | None) -> None:
         with suppress(InvalidStateError):  # the caller has given up
             if found is not None:
                 lookup.found.set_result(found)
@@ -244,7 +248,7 @@ class MasterWatch:
         # The last answer is kept, so that the next run notices a failover that happened in between.
         self._is_running, self._run, self.masters = False, self._run + 1, None
         self._answers.clear()
-        self._asked.clear()
+        self._polled.clear()
         self._changed.notify_all()
 
 

@@ -13,7 +13,7 @@ from penstock.errors import ConnectionFailed, ConnectionLost, GroupLost, Penstoc
 from penstock.redis.aio import Connection, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.packing import Command
-from penstock.redis.retry import PASSING
+from penstock.redis.retry import RETRYABLE
 from penstock.redis.scripts import script
 from penstock.redis.translate import ScriptMissing
 
@@ -69,7 +69,7 @@ async def read_many(client: StreamClient, questions: Sequence[Question]) -> list
         for index, answer in zip(indexes, answers, strict=True):
             replies[index] = answer
     for index, (key, command) in enumerate(questions):
-        if isinstance(replies[index], PASSING) and not isinstance(replies[index], ScriptMissing):
+        if isinstance(replies[index], RETRYABLE) and not isinstance(replies[index], ScriptMissing):
             try:
                 replies[index] = await client.call(key, *command)
             except (ConnectionLost, ConnectionFailed):

@@ -30,9 +30,9 @@ from penstock.policy import doubling
 
 BUSY = (ServerBusy, ReadOnlyServer, NotReplicating)  # the server cannot execute commands at the moment
 _NOT_EXECUTED = (ConnectionFailed, *BUSY)
-_CHANCE = random.Random()
+_RNG = random.Random()
 OPERATION_TTL_S = 600  # for which the outcome of an operation is kept: longer than any call retries
-PASSING = (ConnectionLost, *_NOT_EXECUTED)  # errors after which a repeatable call is retried
+RETRYABLE = (ConnectionLost, *_NOT_EXECUTED)  # errors after which a repeatable call is retried
 
 
 class Repeat(Enum):
@@ -49,9 +49,9 @@ class Repeat(Enum):
         return self is not Repeat.ONCE and isinstance(error, ConnectionLost)
 
 
-def pause_s(failures: int, chance: random.Random, first_s: float = 0.02, longest_s: float = 2.0) -> float:
+def pause_s(failures: int, rng: random.Random, first_s: float = 0.02, longest_s: float = 2.0) -> float:
     """Return the delay after a number of failures in a row: doubling, with jitter."""
-    return doubling(first_s, failures, longest_s) * chance.uniform(0.5, 1.0)
+    return doubling(first_s, failures, longest_s) * rng.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,6 @@ class RetryState:
         rules, now = self._rules, time.monotonic()
         if rules.is_given_up() or now >= self._deadline:
             return None
-        wait_s = min(pause_s(self._failures, _CHANCE, rules.first_s, rules.longest_s), self._deadline - now)
+        wait_s = min(pause_s(self._failures, _RNG, rules.first_s, rules.longest_s), self._deadline - now)
         rules.on_failure(error, wait_s)
         return wait_s

@@ -25,8 +25,8 @@ from penstock.redis.translate import Redirected, ScriptMissing
 
 _INCLUDE = re.compile(r"^-- include: (\w+/\w+)\.lua\n", re.MULTILINE)
 _FOLDER = files(__package__) / "lua"
-_MARK_OF_A_PART = "-- Included by "
-MOST_BYTES = 2 << 20  # that one call writes: a megabyte blocks the server for 1 to 2 ms
+_PART_MARKER = "-- Included by "
+MAX_BYTES = 2 << 20  # that one call writes: a megabyte blocks the server for 1 to 2 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ def names() -> tuple[str, ...]:
     """Return the names of all scripts, without the parts that they include."""
     found = (f"{folder.name}/{file.name}" for folder in _FOLDER.iterdir() for file in folder.iterdir())
     scripts = (path.removesuffix(".lua") for path in found)
-    return tuple(sorted(name for name in scripts if not part(name).startswith(_MARK_OF_A_PART)))
+    return tuple(sorted(name for name in scripts if not part(name).startswith(_PART_MARKER)))
 
 
 def steps(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Split items into calls of at most `most` items and MOST_BYTES; a single item may be larger."""
+    """Split items into calls of at most `most` items and MAX_BYTES; a single item may be larger."""
     start = size = 0
     for end, more in enumerate(sizes):
-        if end > start and (end - start == most or size + more > MOST_BYTES):
+        if end > start and (end - start == most or size + more > MAX_BYTES):
             yield slice(start, end)
             start, size = end, 0
         size += more
@@ -113,30 +113,30 @@ class ScriptRunner:
             self._connections = {host: one for host, one in self._connections.items() if one.is_open}
             self._locator.refresh()
         by_host: dict[Host, list[int]] = {}
-        for place, call in enumerate(calls):
-            by_host.setdefault(self._locator.locate(call.key), []).append(place)
+        for index, call in enumerate(calls):
+            by_host.setdefault(self._locator.locate(call.key), []).append(index)
         replies: list[Reply] = [None] * len(calls)
-        for host, places in by_host.items():
-            answers = self._send(host, [calls[place] for place in places], timeout_s)
-            for place, answer in zip(places, answers, strict=True):
-                replies[place] = self._followed(host, calls[place], answer, timeout_s)
+        for host, indexes in by_host.items():
+            answers = self._send(host, [calls[index] for index in indexes], timeout_s)
+            for index, answer in zip(indexes, answers, strict=True):
+                replies[index] = self._followed(host, calls[index], answer, timeout_s)
         return replies
 
     def _send(self, host: Host, calls: Sequence[Call], timeout_s: float | None) -> list[Reply]:
         connection = self._open(host)
         replies = connection.pipeline([call.command() for call in calls], timeout_s)
-        missing = [place for place, reply in enumerate(replies) if isinstance(reply, ScriptMissing)]
+        missing = [index for index, reply in enumerate(replies) if isinstance(reply, ScriptMissing)]
         if missing:
-            answers = connection.pipeline([calls[place].command(by_hash=False) for place in missing], timeout_s)
-            for place, answer in zip(missing, answers, strict=True):
-                replies[place] = answer
+            answers = connection.pipeline([calls[index].command(by_hash=False) for index in missing], timeout_s)
+            for index, answer in zip(missing, answers, strict=True):
+                replies[index] = answer
         return replies
 
     def _followed(self, host: Host, call: Call, reply: Reply, timeout_s: float | None) -> Reply:
-        if isinstance(reply, Redirected) and reply.asked is not None:
+        if isinstance(reply, Redirected) and reply.ask_host is not None:
             # The slot is being moved: ask the other node this time. It may not know the script.
             command = call.command(by_hash=False)
-            return self._open(reply.asked).pipeline([("ASKING",), command], timeout_s)[-1]
+            return self._open(reply.ask_host).pipeline([("ASKING",), command], timeout_s)[-1]
         if isinstance(reply, Redirected) and reply.moved_to is not None:
             # Without loading the whole map again, which may take longer than a lease on a busy machine.
             self._locator.move(reply.slot, reply.moved_to)

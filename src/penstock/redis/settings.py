@@ -16,7 +16,7 @@ ConnectionKind: TypeAlias = Literal["single", "unix", "cluster", "sentinel"]
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """Where the servers are, and how to speak to them."""
+    """Where the servers are, and how to connect to them."""
 
     kind: ConnectionKind = "single"
     hosts: tuple[Host, ...] = (("localhost", 6379),)

@@ -6,7 +6,7 @@ import os
 from time import perf_counter
 
 _SPIN_S = 120e-6  # measured in time: where system calls are slow, a hundred polls take milliseconds
-_MOST_SKIPPED = 64  # requests after polls in vain
+_MAX_SKIPPED = 64  # requests after polls without a reply
 
 
 def processors() -> int:
@@ -32,11 +32,11 @@ def spin_read(file: int, most: int) -> bytes | None:
 class SpinReads:
     """Decides for one connection, from the outcome of the last poll."""
 
-    __slots__ = ("_in_vain", "_skip")
+    __slots__ = ("_misses", "_skip")
 
     def __init__(self) -> None:
         # With one processor, the server cannot answer while we poll.
-        self._skip, self._in_vain = (0 if processors() > 1 else -1), 0
+        self._skip, self._misses = (0 if processors() > 1 else -1), 0
 
     def is_worthwhile(self) -> bool:
         """Return whether to poll."""
@@ -48,6 +48,6 @@ class SpinReads:
     def note(self, is_found: bool) -> None:
         """Record whether polling found the reply; if not, the server is far away, busy or has nothing to send."""
         if is_found:
-            self._in_vain = 0
-        else:  # one in vain may be chance
-            self._skip, self._in_vain = self._in_vain, min(2 * self._in_vain or 2, _MOST_SKIPPED)
+            self._misses = 0
+        else:  # a single miss may be chance
+            self._skip, self._misses = self._misses, min(2 * self._misses or 2, _MAX_SKIPPED)

@@ -22,16 +22,16 @@ class Subscription:
         self._watch = watch_of(settings)
         self._driver: Any = None
         self._pubsub: Any = None
-        self._is_left = False  # another server is the master now
+        self._is_replaced = False  # another server is the master now
 
     @property
     def is_open(self) -> bool:
         """Whether messages may come."""
-        return self._pubsub is not None and not self._is_left
+        return self._pubsub is not None and not self._is_replaced
 
     def abort_from_outside(self) -> None:
         """Make next() raise ConnectionLost, from any thread."""
-        self._is_left = True
+        self._is_replaced = True
 
     async def open(self) -> None:
         """Subscribe."""
@@ -44,7 +44,7 @@ class Subscription:
             for _ in self._patterns:
                 await self._pubsub.get_message(timeout=5.0)  # confirmed: no message is missed from now on
         except Exception as error:
-            raise _told(error, self._host) from error
+            raise _translated(error, self._host) from error
 
     def _make_driver(self) -> driver.Redis:
         settings = self._settings
@@ -56,12 +56,12 @@ class Subscription:
 
     async def next(self, timeout_s: float) -> tuple[str, str] | None:
         """Return channel and text of the next message, or None if none arrived in time."""
-        if self._is_left:
+        if self._is_replaced:
             raise ConnectionLost(f"Redis at {self._host[0]}:{self._host[1]} is no longer a master")
         try:
             message = await self._pubsub.get_message(timeout=timeout_s)
         except Exception as error:
-            raise _told(error, self._host) from error
+            raise _translated(error, self._host) from error
         if message is None or message["type"] != "pmessage":
             return None
         return _text(message["channel"]), _text(message["data"])
@@ -71,7 +71,7 @@ class Subscription:
         try:
             await self._pubsub.ping()
         except Exception as error:
-            raise _told(error, self._host) from error
+            raise _translated(error, self._host) from error
 
     async def close(self) -> None:
         """End the subscription."""
@@ -82,7 +82,7 @@ class Subscription:
             await self._driver.aclose()
 
 
-def _told(error: Exception, host: Host) -> PenstockError:
+def _translated(error: Exception, host: Host) -> PenstockError:
     return error if isinstance(error, PenstockError) else driver_error(error, f"{host[0]}:{host[1]}")
 
 

@@ -17,7 +17,7 @@ from penstock.redis.settings import ConnectionSettings, Host
 
 _SLOTS = 16_384
 _PATIENCE_S = 5.0
-_CLUSTER_ASKERS = 3  # one node may be frozen, and another cut off from the rest
+_CLUSTER_MAX_POLLED = 3  # one node may be frozen, and another cut off from the rest
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Masters:
         if len(self.ranges) == 1:
             return self.ranges[0][2]
         slot = slot_of(key)
-        place = bisect_right(self.ranges, slot, key=lambda row: row[0]) - 1
-        return self.ranges[place][2] if place >= 0 and slot <= self.ranges[place][1] else None
+        index = bisect_right(self.ranges, slot, key=lambda row: row[0]) - 1
+        return self.ranges[index][2] if index >= 0 and slot <= self.ranges[index][1] else None
 
 
 def slot_of(key: str) -> int:
@@ -59,18 +59,18 @@ class Answer:
     nodes: tuple[Host, ...] = ()
 
 
-def newest(answers: Collection[Answer], known: Answer | None, asked: int) -> Answer | None:
+def newest(answers: Collection[Answer], known: Answer | None, polled: int) -> Answer | None:
     """Return the answer to believe: the one that knows of the latest failover.
 
     A server that is cut off from the others does not. An answer older than the known one is believed only if a majority
-    of those asked replied: then all of them were set up anew.
+    of the polled nodes replied: then all of them were set up anew.
     """
     if not answers:
         return known
     masters = known.masters if known is not None else None
     found = max(answers, key=lambda answer: (answer.epoch, answer.masters == masters, not answer.is_down))
     is_older = known is not None and found.epoch < known.epoch
-    return known if is_older and 2 * len(answers) <= asked else found
+    return known if is_older and 2 * len(answers) <= polled else found
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Sentinels:
     name: str
 
     @property
-    def askers(self) -> int:
+    def max_polled(self) -> int:
         """How many are polled at a time: all, since the failover may be known to one of them only."""
         return len(self.settings.hosts)
 
@@ -91,7 +91,7 @@ class Sentinels:
         # MASTER names the old master until the failover is complete, but already has the epoch of the promotion.
         return [("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name), ("SENTINEL", "MASTER", self.name)]
 
-    def answer(self, _asked: Host, replies: Sequence[Reply]) -> Answer:
+    def answer(self, _node: Host, replies: Sequence[Reply]) -> Answer:
         """Return the answer in the replies, or raise their error."""
         address, details = replies
         if isinstance(address, PenstockError):
@@ -127,7 +127,7 @@ class ClusterNodes:
     """The nodes of one cluster: the given ones, and those that they know."""
 
     settings: ConnectionSettings
-    askers: int = _CLUSTER_ASKERS
+    max_polled: int = _CLUSTER_MAX_POLLED
     questions: Sequence[Command] = (("CLUSTER", "SLOTS"), ("CLUSTER", "NODES"))
 
     @property
@@ -135,13 +135,13 @@ class ClusterNodes:
         """The cluster, for logs."""
         return f"the cluster at {self.settings.where}"
 
-    def answer(self, asked: Host, replies: Sequence[Reply]) -> Answer:
+    def answer(self, node: Host, replies: Sequence[Reply]) -> Answer:
         """Return the answer in the replies, or raise their error."""
         slots, nodes = replies
         if isinstance(slots, PenstockError):
             raise slots
-        ranges = sorted((first, last, _host(asked, master)) for first, last, master, *_ in slots)
-        seen = tuple(dict.fromkeys(_host(asked, node) for _, _, *row in slots for node in row))
+        ranges = sorted((first, last, _host(node, master)) for first, last, master, *_ in slots)
+        seen = tuple(dict.fromkeys(_host(node, each) for _, _, *row in slots for each in row))
         epochs = {} if isinstance(nodes, PenstockError) else _epochs(nodes)
         epoch = max((epochs.get(master[2], 0) for _, _, master, *_ in slots), default=0)
         return Answer(Masters(tuple(ranges)), epoch, nodes=seen)
@@ -157,10 +157,10 @@ class ClusterNodes:
         )
 
 
-def _host(asked: Host, node: Sequence[Reply]) -> Host:
-    # A node may omit its own host: then it is the one that was asked.
+def _host(polled: Host, node: Sequence[Reply]) -> Host:
+    # A node may omit its own host: then it is the polled one.
     name, port = node[:2]
-    return name.decode() if name else asked[0], int(port)
+    return name.decode() if name else polled[0], int(port)
 
 
 def _epochs(nodes: bytes) -> dict[bytes, int]:
@@ -178,7 +178,7 @@ Directory: TypeAlias = Sentinels | ClusterNodes
 
 def directory_of(settings: ConnectionSettings) -> Directory | None:
     """Return the directory that knows the masters; None for a single server."""
-    asked = ConnectionSettings(
+    directory = ConnectionSettings(
         hosts=tuple(dict.fromkeys(settings.hosts)),
         username=settings.username,
         password=settings.password,
@@ -189,9 +189,9 @@ def directory_of(settings: ConnectionSettings) -> Directory | None:
         connect_timeout_s=_PATIENCE_S,
     )
     if settings.kind == "cluster":
-        return ClusterNodes(asked)
+        return ClusterNodes(directory)
     if settings.kind == "sentinel":
         username, password = settings.sentinel_username, settings.sentinel_password
-        asked = replace(asked, username=username, password=password, credential_provider=None)
-        return Sentinels(asked, str(settings.service_name))
+        directory = replace(directory, username=username, password=password, credential_provider=None)
+        return Sentinels(directory, str(settings.service_name))
     return None

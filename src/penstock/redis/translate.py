@@ -27,7 +27,7 @@ class Redirected(errors.ServerBusy):
         kind, slot, address = text.split(" ")[:3]
         host, _, port = address.rpartition(":")
         self.slot = int(slot)
-        self.asked = (host, int(port)) if kind == "ASK" else None
+        self.ask_host = (host, int(port)) if kind == "ASK" else None
         """The server to ask for this one command, after ASKING; None = look up which server has the slot now."""
         self.moved_to = (host, int(port)) if kind == "MOVED" and host else None
         """The server that has the slot from now on, unless the reply omits its host."""
@@ -69,7 +69,7 @@ _BY_TEXT: dict[str, type[errors.PenstockError]] = {
 }
 # A script error carries the code of the command that failed in it, behind words that differ between servers.
 _IN_SCRIPT = re.compile(r"\b(OOM|WRONGTYPE|NOPERM|NOGROUP|READONLY|NOREPLICAS|MISCONF)\b")
-_SAYS: dict[type[errors.PenstockError], str] = {
+_HINTS: dict[type[errors.PenstockError], str] = {
     errors.GroupLost: "the stream or its consumer group does not exist",
     errors.OutOfMemory: "the server is at its memory limit (maxmemory); free memory or raise it",
     errors.AuthenticationFailed: "check the user name and the password, as in redis://user:password@host",
@@ -111,7 +111,7 @@ def error_reply(text: str) -> errors.PenstockError:
         return errors.ServerError(f"Redis answered: {text}")
     if found in (Redirected, ScriptMissing):
         return found(text)
-    hint = _SAYS.get(found)
+    hint = _HINTS.get(found)
     return found(f"Redis answered: {text}" + (f" ({hint})" if hint else ""))
 
 
@@ -123,7 +123,7 @@ def connect_error(error: BaseException, where: str) -> errors.PenstockError:
         return connect_error(error.__cause__, where)
     for kinds, made, says in _AT_LOGIN:
         if isinstance(error, kinds):
-            hint = _SAYS.get(made)
+            hint = _HINTS.get(made)
             return made(f"Redis at {where} {says}: {error}" + (f" ({hint})" if hint else ""))
     if isinstance(error, driver.ResponseError):
         remedy = next((says for text, says in _NO_DATABASE.items() if text in str(error)), None)

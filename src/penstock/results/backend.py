@@ -122,12 +122,12 @@ class Backend(ABC):
         try:
             yield
         except self._errors as error:
-            passes, text = self._judged(error)
+            passes, text = self._classified(error)
             kind = BackendUnavailable if passes else BackendRefused
             raise kind(f"cannot {what} {self._preposition} {self.where}: {text}") from error
 
     @abstractmethod
-    def _judged(self, error: Any) -> tuple[bool, str]:
+    def _classified(self, error: Any) -> tuple[bool, str]:
         """Return whether an error of the store passes by itself, and what it says."""
 
     @abstractmethod

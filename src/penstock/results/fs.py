@@ -11,7 +11,7 @@ from typing import Self
 from penstock.errors import ConfigurationError
 from penstock.results.backend import Backend, Chunk
 from penstock.results.entry import StoredResult
-from penstock.results.fs_store import FSStore, passes_by_itself
+from penstock.results.fs_store import FSStore, is_transient_error
 from penstock.runtime.aio import Threads
 from penstock.settings import ResultBackendSettings
 from penstock.task import Result
@@ -58,8 +58,8 @@ class FSBackend(Backend):
         while chunk := await self._threads.run(_take, found):
             yield chunk
 
-    def _judged(self, error: OSError) -> tuple[bool, str]:
-        return passes_by_itself(error), str(error)
+    def _classified(self, error: OSError) -> tuple[bool, str]:
+        return is_transient_error(error), str(error)
 
 
 def _take(found: Iterator[Result]) -> Chunk:

@@ -45,19 +45,19 @@ from penstock.task import Result
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _PLAIN, _PACKED = ".msgpack", ".msgpack.gz"
 _CLAIM = re.compile(r"(\d{4}-\d{2}-\d{2})/([^/]+?)(\.msgpack|\.msgpack\.gz)")
-_STAYS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+_PERMANENT = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
           errno.EFBIG, errno.ENOTSUP, errno.EXDEV)  # fmt: skip
 _LEFT_BEHIND_S = 24 * 3600.0
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP = 16 + zlib.MAX_WBITS  # the format, for zlib
 _MAX_UNPACKED = 256 << 20  # a megabyte of gzip may unpack to a thousand
-_HERE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # do not follow links, or block on pipes
-_WORTH_IT = 32  # below that, syncing each costs less than waiting for what other programs have written
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # do not follow links, or block on pipes
+_SYNCFS_FROM = 32  # below that, syncing each costs less than waiting for what other programs have written
 
 
-def passes_by_itself(error: OSError) -> bool:
+def is_transient_error(error: OSError) -> bool:
     """Return whether the same call may succeed later by itself."""
-    return error.errno not in _STAYS
+    return error.errno not in _PERMANENT
 
 
 class ResultPlace(NamedTuple):
@@ -174,12 +174,12 @@ class FSStore:
         """Return the names of the folders of results, the oldest first."""
         return sorted(name for name in _listing(self.root) if _DAY.fullmatch(name))
 
-    def scan_day(self, day: str, kind: str | None, takes: Callable[[str], bool] = lambda _: True) -> Iterator[Result]:
+    def scan_day(self, day: str, kind: str | None, accepts: Callable[[str], bool] = lambda _: True) -> Iterator[Result]:
         """Yield the results of one folder, of the files that are taken by their names."""
         folder, wanted = self.root / day, None if kind is None else kind_name(kind)
         try:
             for name in _listing(folder):
-                if not name.startswith(".") and takes(name):
+                if not name.startswith(".") and accepts(name):
                     found = _scanned(folder, name, wanted)
                     if found is not None:
                         yield found.result
@@ -309,7 +309,7 @@ def _content(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | _HERE, 0o666)
+    descriptor = os.open(path, flags | _OPEN_FLAGS, 0o666)
     try:
         yield descriptor
     finally:
@@ -375,7 +375,7 @@ def _unpacked(packed: bytes) -> bytes:
 
 def _is_worth_syncing_at_once(count: int) -> bool:
     """Return whether syncing the whole file system is faster than syncing this many files or folders."""
-    return count >= _WORTH_IT and _syncfs() is not None
+    return count >= _SYNCFS_FROM and _syncfs() is not None
 
 
 def _sync(folder: Path, *, at_once: bool = False) -> None:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CHUNK = 500
-_MOST_AT_ONCE = 5_000
+_MAX_AT_ONCE = 5_000
 _TRIES = 5
 # Classes of SQLSTATE: connection, transaction rollback, resources, operator, system, read-only (a failover).
 _PASSES = ("08", "40", "53", "55", "57", "58", "25006")
-# While connecting libpq tells no SQLSTATE, only the text of the server.
+# While connecting, libpq reports no SQLSTATE, only the server's text.
 _REFUSED_AT_LOGIN = re.compile(
     r"authentication failed|no pg_hba\.conf entry|does not exist|no password supplied|permission denied"
 )
@@ -64,8 +64,8 @@ class PostgresBackend(Backend):
 
     async def _save(self, entries: Sequence[StoredResult]) -> Mapping[str, bytes]:
         stored: dict[str, bytes] = {}
-        for start in range(0, len(entries), _MOST_AT_ONCE):
-            waiting = entries[start : start + _MOST_AT_ONCE]
+        for start in range(0, len(entries), _MAX_AT_ONCE):
+            waiting = entries[start : start + _MAX_AT_ONCE]
             for _ in range(_TRIES):
                 stored |= await self._insert(waiting)
                 # A conflicting row has disappeared: old results are being deleted.
@@ -112,13 +112,13 @@ class PostgresBackend(Backend):
         """
         async with AsyncExitStack() as stack:
             connection = await self.connect()
-            stack.push_async_callback(self._let_go, connection)
+            stack.push_async_callback(self._close_quietly, connection)
             with self.limited(connection):
                 if prepares:
                     await self._prepare(connection)
                 await connection.set_autocommit(False)
                 cursor = connection.cursor(name="penstock_results")
-                stack.push_async_callback(self._let_go, cursor)
+                stack.push_async_callback(self._close_quietly, cursor)
                 await cursor.execute(query, values, binary=True)
             while True:
                 with self.limited(connection):
@@ -180,12 +180,12 @@ class PostgresBackend(Backend):
         line = socket.socket(fileno=os.dup(connection.fileno()))
         has_hung = threading.Event()
 
-        def hang_up() -> None:
+        def abort() -> None:
             has_hung.set()
             with suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
 
-        timer = threading.Timer(self._timeout_s, hang_up)
+        timer = threading.Timer(self._timeout_s, abort)
         timer.daemon = True
         timer.start()
         try:
@@ -206,11 +206,11 @@ class PostgresBackend(Backend):
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and self._scope is connection_scope():
-            await self._let_go(connection)
+            await self._close_quietly(connection)
         else:
             _leave(connection)
 
-    async def _let_go(self, what: Any) -> None:
+    async def _close_quietly(self, what: Any) -> None:
         with suppress(self._psycopg.Error):  # the server may have gone first
             await what.close()
 
@@ -232,7 +232,7 @@ class PostgresBackend(Backend):
                 await connection.execute(sql.CREATE_VERSIONS)
                 await connection.execute(sql.WRITE_VERSION, [sql.VERSION])
 
-    def _judged(self, error: Any) -> tuple[bool, str]:
+    def _classified(self, error: Any) -> tuple[bool, str]:
         text = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, TimeoutError):
             return True, text

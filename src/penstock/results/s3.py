@@ -44,7 +44,7 @@ class S3Backend(Backend):
         self._obstore = require("obstore", "s3", "S3Backend")
         known = self._obstore.exceptions
         self._errors = (known.BaseError, OSError)
-        self._stays = (
+        self._permanent = (
             known.PermissionDeniedError,
             known.UnauthenticatedError,
             known.InvalidPathError,
@@ -126,11 +126,11 @@ class S3Backend(Backend):
             found += days["common_prefixes"]
         return found
 
-    async def chunks(self, folder: str, takes: Callable[[str], bool] = lambda _: True) -> AsyncGenerator[Chunk, None]:
-        """Yield the results of a folder in chunks, for objects whose paths `takes` accepts."""
+    async def chunks(self, folder: str, accepts: Callable[[str], bool] = lambda _: True) -> AsyncGenerator[Chunk, None]:
+        """Yield the results of a folder in chunks, for objects whose paths `accepts` accepts."""
         listing = self._obstore.list(self._store, folder, chunk_size=_CHUNK)
         while (listed := await anext(listing, None)) is not None:
-            paths = [item["path"] for item in listed if takes(item["path"])]
+            paths = [item["path"] for item in listed if accepts(item["path"])]
             found = await side_by_side(_AT_ONCE, self._follow, paths)
             yield [result for result in found if result is not None]
 
@@ -153,10 +153,10 @@ class S3Backend(Backend):
     async def close(self) -> None:
         """Do nothing: obstore closes its connections by itself."""
 
-    def _judged(self, error: Exception) -> tuple[bool, str]:
+    def _classified(self, error: Exception) -> tuple[bool, str]:
         text = cut(" ".join(str(error).partition("Debug source")[0].split()), 400)
         # A missing bucket has an error class of its own only where an object is meant.
-        return not isinstance(error, self._stays) and "NoSuchBucket" not in text, text
+        return not isinstance(error, self._permanent) and "NoSuchBucket" not in text, text
 
 
 def _path(task_id: str) -> str:

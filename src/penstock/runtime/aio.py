@@ -244,7 +244,7 @@ class TaskGroup:
             raise self._failure
 
 
-_WORTH_HALVING = 16
+_HALVED_FROM = 16
 SendAtOnce: TypeAlias = Callable[[list[T], Callable[[], None]], bool]
 
 
@@ -307,7 +307,7 @@ class Combiner(Generic[T]):
 
     def _send_batch(self, *, is_first: bool = True) -> None:
         count = len(self._waiting)
-        if is_first and count >= _WORTH_HALVING and not self._linger_s:
+        if is_first and count >= _HALVED_FROM and not self._linger_s:
             count //= 2
             batch, self._waiting = self._waiting[:count], self._waiting[count:]
         else:

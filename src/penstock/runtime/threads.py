@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 Lock = threading.Lock
 IS_ASYNC = False
-_NAP_S = 1.0  # of the main thread, which is not woken by a signal that the system delivers to another thread
+_MAIN_THREAD_WAIT_S = 1.0  # it is not woken by a signal that the system delivers to another thread
 
 
 class Cancelled(BaseException):
@@ -121,7 +121,7 @@ class Flag:
             while not self.is_set():
                 left_s = until_s - time.monotonic()
                 if is_main:
-                    left_s = min(left_s, _NAP_S)
+                    left_s = min(left_s, _MAIN_THREAD_WAIT_S)
                 if sleep.acquire(timeout=-1 if left_s == math.inf else max(0.0, left_s)):
                     break
                 if time.monotonic() >= until_s:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 T = TypeVar("T")
 _Calls: TypeAlias = SimpleQueue[Callable[[], None] | None]  # of one thread; None ends it
 logger = logging.getLogger("penstock")
-_HUNG_FOR_EACH = 10
+_HUNG_PER_THREAD = 10
 _running: set[asyncio.Future[None]] = set()  # an event loop holds its tasks weakly
 
 
@@ -30,7 +30,7 @@ class Threads:
     """
 
     def __init__(self, size: int) -> None:
-        self._size, self._most_hung = size, _HUNG_FOR_EACH * size
+        self._size, self._max_hung = size, _HUNG_PER_THREAD * size
         self._idle: list[_Calls] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         weakref.finalize(self, _end_threads, self._idle)
@@ -64,7 +64,7 @@ class Threads:
         except BaseException:
             calls.put(None)  # ends the thread when the function returns
             self._hung += 1
-            if self._hung <= self._most_hung:
+            if self._hung <= self._max_hung:
                 self._places.release()
             raise
         self._idle.append(calls)
@@ -79,7 +79,7 @@ class Threads:
             promise.set_result(result)
             return
         self._hung -= 1
-        if self._hung >= self._most_hung:
+        if self._hung >= self._max_hung:
             self._places.release()
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def bind(table: object, kind: type[_T], *, where: Callable[[str], str]) -> _T:
         if parameter.default is Parameter.empty and key_of(name) not in table:
             raise SettingsError(f"{where('')} needs the key {key_of(name)!r}")
     names = {key_of(name): name for name in signature(kind).parameters}
-    values = {names[key]: fitted(key, value, hints[key], where(key)) for key, value in table.items()}
+    values = {names[key]: converted(key, value, hints[key], where(key)) for key, value in table.items()}
     try:
         return kind(**values)
     except ValueError as error:
@@ -91,10 +91,10 @@ class Checked:
         hints = hints_of(type(self))
         for name in self.__dataclass_fields__:  # type: ignore[attr-defined]
             key = key_of(name)
-            object.__setattr__(self, name, fitted(key, getattr(self, name), hints[key], key))
+            object.__setattr__(self, name, converted(key, getattr(self, name), hints[key], key))
 
 
-def fitted(key: str, value: object, hint: Any, name: str) -> Any:
+def converted(key: str, value: object, hint: Any, name: str) -> Any:
     """Return the value in the type of a hint; raise SettingsError with the name for one that does not fit.
 
     A string may stand for a list of one, a declaration for a tuple of one, and options may be numbers or nested.
@@ -217,7 +217,7 @@ class Expansion:
                 if target in table:
                     raise SettingsError(f"{where(key)}: {target} is given as well; remove one of them")
                 text = self._secret(value, where(key))
-                made[target] = parse_text(text, str if _takes_text(hints[target]) else plain(hints[target]))
+                made[target] = parse_text(text, str if _accepts_text(hints[target]) else plain(hints[target]))
                 self.secrets.add(str(made[target]))  # a message about a wrong value shows it as it was parsed
             else:
                 made[key] = self._filled(value, hints.get(key, object), where(key))
@@ -231,7 +231,7 @@ class Expansion:
         if not isinstance(value, str) or "${" not in value:
             return value
         text = _VARIABLE.sub(lambda found: self._variable(found, name), value)
-        return text if _takes_text(hint) else parse_text(text, plain(hint))
+        return text if _accepts_text(hint) else parse_text(text, plain(hint))
 
     def _options(self, table: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
         for key, value in table.items():
@@ -263,7 +263,7 @@ class Expansion:
         return text
 
 
-def _takes_text(hint: Any) -> bool:
+def _accepts_text(hint: Any) -> bool:
     kind = plain(hint)
     return kind in (str, object) or get_origin(kind) in (tuple, Literal)
 
@@ -290,7 +290,7 @@ def read_line(path: object, name: str) -> str:
 
 
 class Document:
-    """A TOML text with the lines of its keys, which the parser does not tell."""
+    """A TOML text with the line numbers of its keys, which the parser does not report."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -333,7 +333,7 @@ def lines_of(text: str) -> dict[_Path, int]:
             continue
         if header := _HEADER.fullmatch(line):
             table = ()
-            *above, last = _words(header[2])
+            *above, last = _segments(header[2])
             for word in above:  # [sink.options] belongs to the last [[sink]] before it
                 table = (*table, word)
                 table += (counts[table],) if table in counts else ()
@@ -343,7 +343,7 @@ def lines_of(text: str) -> dict[_Path, int]:
                 table = (*table, counts[table])
             found.setdefault(table, number)
         elif assignment := _ASSIGNMENT.match(line):
-            found.setdefault((*table, *_words(assignment[1])), number)
+            found.setdefault((*table, *_segments(assignment[1])), number)
     return found
 
 
@@ -352,5 +352,5 @@ def nearest_line(lines: Mapping[_Path, int], path: _Path) -> int | None:
     return next((lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in lines), None)
 
 
-def _words(dotted: str) -> tuple[str, ...]:
+def _segments(dotted: str) -> tuple[str, ...]:
     return tuple(word.strip().strip("\"'") for word in dotted.split("."))

@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 MASK: Final = "***"
-_LEAST_SECRET: Final = 4  # of what is masked wherever it occurs: shorter texts occur in everything
+_MIN_SECRET: Final = 4  # of what is masked wherever it occurs: shorter texts occur in everything
 # `<key>_file` names a file to read the value from; anything else that ends in `_file` is a plain value.
 READABLE_FROM_FILE: Final = frozenset(
     {"url", "dsn", "username", "password", "access_key_id", "secret_access_key", "session_token", "token"}
@@ -63,7 +63,7 @@ def without_secrets(text: str, secrets: Iterable[str]) -> str:
     plain = {spelling for secret in secrets for spelling in (secret, unquote(secret))}
     spelled = {spelling for secret in plain for spelling in (secret, repr(secret)[1:-1])}
     for secret in sorted(spelled, key=len, reverse=True):
-        if len(secret) >= _LEAST_SECRET:
+        if len(secret) >= _MIN_SECRET:
             text = text.replace(secret, MASK)
     return text
 

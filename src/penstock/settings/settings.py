@@ -170,7 +170,7 @@ def _of_file(path: Path | None) -> Iterator[Given]:
 def _values(table: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for key, value in table.items():
         name = (*above, key)
-        # Two levels are tables of ours, a third one belongs to a provider: what is below, it takes as it is.
+        # The first two levels are our tables; a third one belongs to a provider, which gets what is below unchanged.
         if isinstance(value, dict) and len(name) <= 2:
             yield from _values(value, name)
             if not value and len(name) == 1:

@@ -82,10 +82,10 @@ class StreamConsumer:
         check_type("config", config, ConsumerConfig, "ConsumerConfig(group='workers')")
         self.client, self.stream, self.config = client, stream, config
         self.worker_name = config.resolved_worker_name()
-        self._tell = Emitter(on_event, stream, config.group)
+        self._emitter = Emitter(on_event, stream, config.group)
         self._group = ConsumerGroup(client, stream, config.group)
         self._tally = Tally()
-        self._stopping, self._chance = Flag(), random.Random()
+        self._stopping, self._rng = Flag(), random.Random()
         self._outage = OutageLog(logger, f"consumer {self.worker_name} of {stream}/{config.group}")
         self._concurrency = config.concurrency or (1 if handler is not None else _MESSAGE_WORKERS)
         self._threads = Threads(self._concurrency + 1)  # one for the dlq_handler of messages that no worker gets
@@ -119,7 +119,7 @@ class StreamConsumer:
         self._acks = AckSender(self._in_flight)
         self._reader = MessageReader(self._in_flight, self._acks)
         self._recovery = Recovery(self._in_flight, self._reader)
-        self._workers = DeliveryWorkers(self._in_flight, call, on_error, limit, self._acks.flush, self._exit_asked)
+        self._workers = DeliveryWorkers(self._in_flight, call, on_error, limit, self._acks.flush, self._on_exit_request)
         self._drain = Drain(self._in_flight, self._reader, self._acks)
         self._leases = StreamLeases(
             client.settings, keys.stream, config.group, self.worker_name, config.effective_heartbeat_ms / 1000,
@@ -140,7 +140,7 @@ class StreamConsumer:
         grace_s, on_signal = self.config.shutdown_grace_ms / 1000, self.stop if self.config.handle_signals else None
         self._in_flight.reopen()
         try:
-            async with graceful_end(partial(self._wind_up, activities, workers), grace_s, on_signal):
+            async with graceful_end(partial(self._shut_down, activities, workers), grace_s, on_signal):
                 await self._persist(self._open)
                 self._leases.start()
                 self._start(activities, workers)
@@ -168,7 +168,7 @@ class StreamConsumer:
             await self._janitor.run_due()
         except BaseException:
             # Cancelled or disconnected: the next pass would skip messages that this one still holds.
-            await shielded(CLEANUP_TIMEOUT_S, self._drain.let_go)
+            await shielded(CLEANUP_TIMEOUT_S, self._drain.hand_back_all)
             raise
         finally:
             self._leases.stop()
@@ -238,7 +238,7 @@ class StreamConsumer:
         while not self._is_over():
             await self._persist(step)
             if every_s:
-                await self._stopping.wait(every_s * self._chance.uniform(0.8, 1.0))
+                await self._stopping.wait(every_s * self._rng.uniform(0.8, 1.0))
 
     async def _watch_timeouts(self, timeout_s: float) -> None:
         while not self._is_over():
@@ -270,7 +270,7 @@ class StreamConsumer:
                     return None
                 self._outage.failed(error)
             if failures:
-                await self._stopping.wait(pause_s(failures, self._chance))
+                await self._stopping.wait(pause_s(failures, self._rng))
 
     async def _restore_group(self) -> bool:
         # Returns False if the server refuses that for now.
@@ -291,12 +291,12 @@ class StreamConsumer:
             self._reader.must_sweep()
         return True
 
-    # --- winding up ---------------------------------------------------------------------------------
+    # --- shutting down ------------------------------------------------------------------------------
 
-    async def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
+    async def _shut_down(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
         self._stopping.set()  # if cancelled: wake the activities
         await self._drain.begin()
-        await self._drain.let_finish(workers, grace_s)
+        await self._drain.wait_for_handlers(workers, grace_s)
         if not await activities.join(1.0):
             await activities.cancel()
         await self._drain.end()
@@ -315,7 +315,7 @@ class StreamConsumer:
             self._tally.count(dead=1)
         if name is EventName.DEAD_LETTERS_TRIMMED and isinstance(count := fields["count"], int):
             self._tally.count(dead_trimmed=count)  # here, because the chores have no access to it
-        self._tell(name, **fields)
+        self._emitter(name, **fields)
 
     def _leases_lost(self, _keys: StreamKeys, lost: list[str]) -> None:
         # Called by a thread.
@@ -332,7 +332,7 @@ class StreamConsumer:
         )
         self._stopping.set_from_outside()
 
-    def _exit_asked(self, error: BaseException) -> None:
+    def _on_exit_request(self, error: BaseException) -> None:
         # The handler's message is settled as failed; no other handler starts, and run() raises the error.
         self._exit = error
         self._in_flight.close()

@@ -25,7 +25,7 @@ class BlockingReads:
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
 
     async def read(self, command: Command, timeout_s: float, hands_out: bool = True) -> Reply:
-        """Send a read, once, that the server answers within the time; `hands_out` tells whether it takes something."""
+        """Send a read, once, that the server answers within the time; `hands_out`: whether it takes messages."""
         try:
             read = self._idle.pop()
         except IndexError:
@@ -45,7 +45,7 @@ class BlockingReads:
         return reply
 
     async def kill_abandoned(self) -> None:
-        """End reads that were given up: only then tells a look what they have handed out."""
+        """End abandoned reads: only then can it be checked what they have handed out."""
         while self._broken:
             await self._broken.pop().kill_abandoned()
 

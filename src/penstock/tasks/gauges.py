@@ -18,7 +18,7 @@ from penstock.tasks.listed import LaneGauges, QueueGauges
 # Pending entries whose idle times are read: a few of each lane, of many lanes in one write; then many, of few lanes,
 # because the server serves no other client in between.
 _FEW, _MANY, _TOGETHER = 100, 1_000, 4
-_PAGES, _MOST_SCRIPTS = 10, 100  # that read many: of one lane, and of all lanes together
+_PAGES, _MAX_SCRIPTS = 10, 100  # that read many: of one lane, and of all lanes together
 
 
 @dataclass(slots=True)
@@ -49,12 +49,12 @@ async def read_gauges(client: StreamClient, queues: Sequence[tuple[str, TaskKeys
         ]  # fmt: skip
         questions += [(keys.index, command) for command in commands]
     replies = checked(await ask(client, questions))
-    told = [replies[place : place + 6] for place in range(0, len(replies), 6)]
-    lanes = [_lanes(name, keys, each[0]) for (name, keys), each in zip(queues, told, strict=True)]
+    rows = [replies[index : index + 6] for index in range(0, len(replies), 6)]
+    lanes = [_lanes(name, keys, each[0]) for (name, keys), each in zip(queues, rows, strict=True)]
     await _count(client, [lane for some in lanes for lane in some])
     return [
         _queue_gauges(name, keys, counts, list(map(int, numbers)), some)
-        for (name, keys), (_, counts, *numbers), some in zip(queues, told, lanes, strict=True)
+        for (name, keys), (_, counts, *numbers), some in zip(queues, rows, lanes, strict=True)
     ]
 
 
@@ -64,7 +64,7 @@ def _lanes(name: str, keys: TaskKeys, members: Sequence[bytes]) -> list[_LaneCou
 
 
 async def _count(client: StreamClient, lanes: Sequence[_LaneCount]) -> None:
-    left, scripts = await _advance(client, lanes, _FEW), _MOST_SCRIPTS
+    left, scripts = await _advance(client, lanes, _FEW), _MAX_SCRIPTS
     for _ in range(_PAGES):
         left = left[:scripts]
         scripts -= len(left)

@@ -45,12 +45,12 @@ class Retry:
         if not 0 <= self.initial_delay_ms <= self.max_delay_ms or not 0 <= self.jitter < 1:
             raise ConfigurationError("initial_delay_ms must be between 0 and max_delay_ms, and jitter between 0 and 1")
 
-    def after_failure(self, error: BaseException, runs: int, max_retry: int, chance: random.Random) -> Verdict:
+    def after_failure(self, error: BaseException, runs: int, max_retry: int, rng: random.Random) -> Verdict:
         """Decide about a task whose run failed; `runs` includes that run, `max_retry` is the queue's limit."""
         limits = AttemptLimits(None, max_retry + 1 if self.max_attempts is None else self.max_attempts)
         backoff = Backoff(self.initial_delay_ms, self.max_delay_ms, self.jitter)
         is_pointless = isinstance(error, self.never) or (self.only is not None and not isinstance(error, self.only))
-        return after_failure(error, runs, runs, limits, backoff, chance, is_pointless=is_pointless)
+        return after_failure(error, runs, runs, limits, backoff, rng, is_pointless=is_pointless)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ from penstock.tasks.lanes import Lane, TaskFilter, lanes_in, suffix_of
 from penstock.tasks.result_store import stored
 
 _PAGE = 1_000
-LOOK_EVERY_S = 1.0
-_COMPARED_MS = 3_600_000
-_ASKS_AGAIN_MS = 10_000  # a task waiting for a permit is made due when one is free; this is the fallback
-_HEARD = {"ack": b"acked", "dead_letter": b"dead", "nack": b"dead"}  # one that waits is still pending
+REFRESH_EVERY_S = 1.0
+_RESTORED_MS = 3_600_000
+_PERMIT_RETRY_MS = 10_000  # a task waiting for a permit is made due when one is free; this is the fallback
+_SETTLED_REPLIES = {"ack": b"acked", "dead_letter": b"dead", "nack": b"dead"}  # one that waits is still pending
 
 
 class Release(NamedTuple):
@@ -127,7 +127,7 @@ class LaneStore:
             args += (held.entry_id, result.task_id, result.kind, result.status.value, body)
         answers = await settle(self._client, "tasks/finish", names, args, entry_ids, unconfirmed)
         if unconfirmed or is_again:
-            # An earlier try may have been heard: then this very result is stored.
+            # An earlier try may have arrived: then this very result is stored.
             answers = [
                 1 if not answer and await stored(self._client, keys, result.task_id) == body else answer
                 for answer, (_, result), body in zip(answers, rows, bodies, strict=True)
@@ -153,7 +153,7 @@ class LaneStore:
         with suppress(GroupLost):
             answer = await settle(self._client, "tasks/release", keys, args, (entry_id,), unconfirmed)
         if unconfirmed and answer == b"gone":
-            answer = _HEARD.get(ending.what, answer)  # the first try was heard
+            answer = _SETTLED_REPLIES.get(ending.what, answer)  # the first try arrived
         if answer == b"dead":
             await self._limit_dead_letters(1)
         return answer.decode()
@@ -205,8 +205,8 @@ class LaneStore:
                 args: list[str | int] = [self._group, self.consumer, len(lanes), *(lane.name for lane in lanes)]
                 for held, lane in left:
                     args += (held.entry_id, held.task.id, lanes.index(lane) + 1, held.task.attempts - 1)
-                _, looked, stay = await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
-                left = left[looked:]
+                _, handled, stay = await self._client.run("tasks/move", keys, args, Repeat.IDEMPOTENT)
+                left = left[handled:]
                 refused.update(stay)
         return [held for held, _ in moves if held.entry_id.encode() in refused]
 
@@ -238,7 +238,7 @@ class LaneRegistry:
         self.client, self.keys, self.group, self.consumer = client, keys, group, consumer
         self._stores: dict[Lane, LaneStore] = {}
         self.is_restored = False  # a group was lost recently: tasks delivered as new may be done already
-        self._looked_s = float("-inf")
+        self._refreshed_s = float("-inf")
 
     def store(self, lane: Lane) -> LaneStore:
         """Return the store of a lane."""
@@ -249,13 +249,13 @@ class LaneRegistry:
         return LaneStore(self.client, self.keys, lane, self.group, self.consumer)
 
     async def listed(self) -> list[LaneStore]:
-        """Return the store of all lanes, for a look that writes nothing: a group may not exist."""
+        """Return the store of all lanes, for a read-only inspection: a group may not exist."""
         return [self._stores.get(lane) or self._made(lane) for lane in await self._listed()]
 
     async def all(self) -> list[LaneStore]:
         """Return the store of all lanes, with groups that exist."""
-        if time.monotonic() - self._looked_s > LOOK_EVERY_S:
-            await self.look()
+        if time.monotonic() - self._refreshed_s > REFRESH_EVERY_S:
+            await self.refresh()
         return list(self._stores.values())
 
     async def read_by(self, wanted: TaskFilter) -> list[LaneStore]:
@@ -266,8 +266,8 @@ class LaneRegistry:
         names = await self.client.call(self.keys.lanes, "SMEMBERS", self.keys.lanes)
         return lanes_in(names)
 
-    async def look(self) -> None:
-        """Look up the lanes now."""
+    async def refresh(self) -> None:
+        """Reload the lanes now."""
         lanes = await self._listed()
         for lane in [lane for lane in list(self._stores) if lane not in lanes]:
             self.forget(lane)
@@ -276,14 +276,14 @@ class LaneRegistry:
                 await self._ensure_group(store)
         restored = self.keys.chore("restored")
         self.is_restored = bool(await self.client.call(restored, "EXISTS", restored))
-        self._looked_s = time.monotonic()
+        self._refreshed_s = time.monotonic()
 
     async def _ensure_group(self, store: LaneStore) -> None:
         is_new = await store.group.restore() is not None
         if is_new and await self.client.call(self.keys.done, "EXISTS", self.keys.done):
             # A group that was lost begins with the oldest entry, and tasks that were done are still in the stream.
             restored = self.keys.chore("restored")
-            command = ("SET", restored, self.consumer, "PX", _COMPARED_MS)
+            command = ("SET", restored, self.consumer, "PX", _RESTORED_MS)
             await self.client.call(restored, *command, repeat=Repeat.IDEMPOTENT)
         store.has_group = True
 
@@ -295,11 +295,11 @@ class LaneRegistry:
         """Look for the groups again: the server has lost one."""
         for store in list(self._stores.values()):
             store.has_group = False
-        self._looked_s = float("-inf")
+        self._refreshed_s = float("-inf")
 
     @contextmanager
     def skipping_lost(self) -> Iterator[None]:
-        """Pass over a lane whose stream or group was deleted: the next look creates it."""
+        """Skip a lane whose stream or group was deleted: the next refresh creates it."""
         try:
             yield
         except GroupLost:
@@ -330,7 +330,7 @@ class Admission:
             keys = [key for stream in streams for key in (stream.stream, stream.retries(self._group))]
             args: list[str | int] = [
                 self._group, held.store.consumer, held.entry_id, lane, held.task.id, len(names), lease_ms,
-                _ASKS_AGAIN_MS, held.attempts,
+                _PERMIT_RETRY_MS, held.attempts,
             ]  # fmt: skip
             reply = await self._client.run(
                 "tasks/admit",

@@ -39,7 +39,7 @@ class Lane:
 
     @classmethod
     def parse(cls, name: str) -> Lane | None:
-        """Return the lane of that name, or None if it is none of ours: other programs can list any name."""
+        """Return the lane of that name, or None if it is not a lane: other programs can add any name to the list."""
         found = _NAME.fullmatch(name) if len(name) <= _LONGEST_NAME else None
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""What a queue tells operators: tasks that are being worked on, or were given up, and its numbers."""
+"""What operators see of a queue: tasks that are being processed or were given up, and its numbers."""
 
 from __future__ import annotations
 

@@ -79,12 +79,12 @@ class TaskListing:
                     continue  # nothing is pending; the next worker creates the group
                 start, page = 0, PAGES.first
                 while start < len(rows):
-                    some, size = await self._look(store, rows[start : start + page])
+                    some, size = await self._describe(store, rows[start : start + page])
                     found += some
                     start, page = start + page, PAGES.after(page, size)
         return found
 
-    async def _look(
+    async def _describe(
         self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]
     ) -> tuple[list[PendingTask], int]:
         # Also returns how many bytes were read.

@@ -58,7 +58,7 @@ class TaskQueue(Protocol):
     ) -> bool:
         """Return a task to be delivered again after the delay; return False if no worker holds it.
 
-        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
+        `counts`: whether it was a failed run. A task that has failed once more than it may be tried again
         (`max_retry`, by default that of the queue) goes to the dead letters.
         """
         ...

@@ -43,7 +43,7 @@ from penstock.type_checks import check_list
 
 logger = logging.getLogger("penstock.tasks")
 _STEP = 500  # results per script call
-_UPKEEP_MS = 15_000
+_CHORES_EVERY_MS = 15_000
 _CONSUMER_TTL_MS = 3_600_000
 _DAY_MS = 86_400_000
 _NAMED = 5  # ids in a log line
@@ -211,7 +211,7 @@ class RedisTaskQueue:
         held = self._in_flight.get(task.id)
         return held if held is not None and held.task is task else None  # else it is lost, and perhaps taken again
 
-    def let_go(self, task_id: str, *, has_run: bool) -> None:
+    def abandon(self, task_id: str, *, has_run: bool) -> None:
         """Stop renewing the lease of a task that cannot be returned to the server.
 
         One that has not run is taken up by the next pop of this object; one that has is an orphan when its lease ends.
@@ -231,7 +231,7 @@ class RedisTaskQueue:
     ) -> bool:
         """Return a task to be delivered again after the delay; return False if no worker holds it.
 
-        `counts` tells whether it was a failed run. A task that has failed once more than it may be tried again
+        `counts`: whether it was a failed run. A task that has failed once more than it may be tried again
         (`max_retry`, by default that of the queue) goes to the dead letters.
         """
         when_due(delay, None)
@@ -295,22 +295,22 @@ class RedisTaskQueue:
         """
         answers = [False] * len(results)
         by_store: dict[LaneStore, tuple[list[int], list[tuple[TaskDelivery, Result]]]] = {}
-        store, places, rows = None, list[int](), list[tuple[TaskDelivery, Result]]()
-        for place, result in enumerate(results):
+        store, indexes, rows = None, list[int](), list[tuple[TaskDelivery, Result]]()
+        for index, result in enumerate(results):
             held = self._in_flight.get(result.task_id)
             if held is not None:
                 if held.store is not store:
                     store = held.store
-                    places, rows = by_store.setdefault(store, ([], []))
-                places.append(place)
+                    indexes, rows = by_store.setdefault(store, ([], []))
+                indexes.append(index)
                 rows.append((held, result))
-        for same, (places, rows) in by_store.items():
+        for same, (indexes, rows) in by_store.items():
             for start in range(0, len(rows), _STEP):
                 page = rows[start : start + _STEP]
                 stored = await same.finish(page)
                 self._in_flight.release([held for held, _ in page])
-                for place, is_stored in zip(places[start : start + _STEP], stored, strict=True):
-                    answers[place] = is_stored
+                for index, is_stored in zip(indexes[start : start + _STEP], stored, strict=True):
+                    answers[index] = is_stored
         return answers
 
     async def admit(self, task: Task, limits: Limits) -> bool:
@@ -337,8 +337,8 @@ class RedisTaskQueue:
     ) -> Iterator[None]:
         """Renew the leases of all tasks that this object holds, from a thread, until the context ends.
 
-        `hung` is called before each renewal: the tasks that it returns are let go, and are orphans when their leases
-        expire.
+        `hung` is called before each renewal: the tasks that it returns are no longer renewed, and become orphans
+        when their leases expire.
         """
         interval_ms = heartbeat_interval_ms or usual_heartbeat_ms(self.idle_ms)
         self._reader.late_s = _late_after_s(self.idle_ms, interval_ms)
@@ -398,7 +398,7 @@ class RedisTaskQueue:
                 freed += await self._free(store, self.idle_ms if idle_ms is None else idle_ms, max_batch - freed)
             if freed >= max_batch:
                 break
-        if await is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _UPKEEP_MS):
+        if await is_elected(self.client, self.keys.chore("upkeep"), self.consumer, _CHORES_EVERY_MS):
             await self.trim()
         return freed
 
@@ -425,7 +425,7 @@ class RedisTaskQueue:
         Of the open tasks it looks at some, and gives up those whose entries vanished.
         """
         stores = await self._lanes.all()
-        await self._undeliverable.look_for_vanished(stores)
+        await self._undeliverable.give_up_vanished(stores)
         for store in stores:
             with self._lanes.skipping_lost():
                 await store.group.trim(0)

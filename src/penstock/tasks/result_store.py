@@ -1,4 +1,4 @@
-"""Where results are stored and waited for: the key tells that one exists, the stream what it is."""
+"""Where results are stored and waited for: the key shows that one exists, the stream contains it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.task import Result, decode_result, encode
 from penstock.tasks.blocking_reads import BlockingReads
 
 _SWEEP_S = 1.0  # a notice is a hint: so often the key itself is looked at
-_MOST_BLOCKED = 32  # connections that block on the server; further callers poll
-_LOOK_S = 0.05
+_MAX_BLOCKED = 32  # connections that block on the server; further callers poll
+_POLL_S = 0.05
 _STEP = 500
 
 
@@ -53,10 +53,10 @@ class ResultStore:
             found = await self.get(task_id, max(0, int(min(left_s, _SWEEP_S) * 1000) + 1000) if left_s > 0 else 0)
             if found is not None or left_s <= 0:
                 return found
-            if self._blocked < _MOST_BLOCKED:
+            if self._blocked < _MAX_BLOCKED:
                 await self._listen(task_id, min(left_s, _SWEEP_S))
             else:
-                await pause(min(left_s, _LOOK_S))
+                await pause(min(left_s, _POLL_S))
 
     async def _listen(self, task_id: str, timeout_s: float) -> None:
         notice = self._keys.notice(task_id)
@@ -66,7 +66,7 @@ class ResultStore:
             command = ("BLMOVE", notice, notice, "LEFT", "LEFT", f"{timeout_s:.3f}")
             await self._reads.read(command, timeout_s, hands_out=False)
         except PenstockError:
-            await pause(min(timeout_s, _LOOK_S))  # the next read raises if Redis is unavailable
+            await pause(min(timeout_s, _POLL_S))  # the next read raises if Redis is unavailable
         finally:
             self._blocked -= 1
 

@@ -93,7 +93,7 @@ class TaskRunner:
         self._queue_name = str(getattr(queue, "name", ""))
         # Raises EncodeError for a follow-up that the queue would refuse.
         self._encode_task: Callable[[Task], bytes] = getattr(queue, "encode_task", encode)
-        self._chance = random.Random()
+        self._rng = random.Random()
         self._calls: dict[str, tuple[TaskHandler, Callable[..., Awaitable[Any]]]] = {
             handler.kind: (handler, awaitable(handler.function, threads, f"the handler for {handler.kind!r}"))
             for handler in handlers
@@ -118,7 +118,7 @@ class TaskRunner:
         if running.cause is not None:
             error = running.cause  # also when the handler swallowed its cancellation
             running.resume()
-        self._tally.took(task.kind, time.perf_counter() - started_s)
+        self._tally.record_duration(task.kind, time.perf_counter() - started_s)
         if error is None or isinstance(error, Skip):
             return self._result(task, handler, data, error, started_at)
         return self._failed(task, handler, error)
@@ -148,13 +148,13 @@ class TaskRunner:
         if isinstance(error, WorkerStopped):
             verdict: Verdict = RetryAfter(0, counts=False)
         else:
-            verdict = handler.retry.after_failure(error, task.attempts, self._max_retry, self._chance)
+            verdict = handler.retry.after_failure(error, task.attempts, self._max_retry, self._rng)
         level = logging.ERROR if isinstance(verdict, GiveUp) else logging.WARNING
         logger.log(
             logging.INFO if isinstance(error, WorkerStopped | Snooze) else level,
             "handler for %s %s task %s of queue %s in attempt %d: %s; %s",
-            task.kind, _done_to(error), task.id, self._queue_name,
-            task.attempts, text_of(error, repr), _said(verdict),
+            task.kind, _ending(error), task.id, self._queue_name,
+            task.attempts, text_of(error, repr), _described(verdict),
             exc_info=None if isinstance(error, WorkerStopped | Snooze) else error,
             extra={
                 "stream": self._queue_name, "group": self._queue_name, "id": task.id, "kind": task.kind,
@@ -164,13 +164,13 @@ class TaskRunner:
         return Failed(task, verdict, name_of(error), text_of(error), error)
 
 
-def _done_to(error: BaseException) -> str:
+def _ending(error: BaseException) -> str:
     if isinstance(error, Snooze):
         return "postponed"
     return "was stopped on" if isinstance(error, WorkerStopped) else "failed on"
 
 
-def _said(verdict: Verdict) -> str:
+def _described(verdict: Verdict) -> str:
     if isinstance(verdict, RetryAfter):
         return f"retrying in {verdict.after_ms / 1000:.1f} s"
     return f"dead-lettering it ({verdict.reason.value})"

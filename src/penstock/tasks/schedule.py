@@ -93,7 +93,7 @@ class CronRule:
 class Schedule:
     """A rule and the task for each of its times.
 
-    The id of a task tells the schedule and the time, so that any number of workers may add it: it is there once.
+    The id of a task contains the schedule and the time, so that any number of workers may add it: it is there once.
     """
 
     name: str

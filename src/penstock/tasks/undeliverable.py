@@ -23,8 +23,8 @@ from penstock.tasks.lanes import Lane
 
 logger = logging.getLogger("penstock.tasks")
 Park: TypeAlias = Callable[[int], Awaitable[None]]  # puts an entry aside for so many ms
-_LOOKED_AT = 1_000  # open tasks per script call
-_CHECKED = 250  # likewise, where their entries are looked for
+_SCANNED = 1_000  # open tasks per script call
+_CHECKED = 250  # the same, when their entries are searched for
 
 
 class UndeliverableEntries:
@@ -61,7 +61,7 @@ class UndeliverableEntries:
             for entry_id in page:
                 await self._missing(store, entry_id, tasks.get(entry_id, ""))
 
-    async def look_for_vanished(self, stores: Sequence[LaneStore]) -> None:
+    async def give_up_vanished(self, stores: Sequence[LaneStore]) -> None:
         """Give up tasks whose entries vanished before any worker got them: of the open tasks, look at the next few."""
         by_lane = {store.lane.name: store for store in stores}
         args: list[bytes | str | int] = [self._cursor, _CHECKED, self._group, *by_lane]
@@ -77,7 +77,7 @@ class UndeliverableEntries:
     async def _tasks_of(self, lane: Lane, entry_ids: Sequence[str]) -> dict[str, str]:
         cursor, found = b"0", dict[str, str]()
         while True:
-            args: list[bytes | str | int] = [cursor, _LOOKED_AT, *(f"{entry_id} {lane.name}" for entry_id in entry_ids)]
+            args: list[bytes | str | int] = [cursor, _SCANNED, *(f"{entry_id} {lane.name}" for entry_id in entry_ids)]
             cursor, pairs = await self._client.run("tasks/find_entries", [self._keys.index], args, Repeat.IDEMPOTENT)
             for number, task_id in zip(pairs[::2], pairs[1::2], strict=True):
                 found[entry_ids[number - 1]] = envelope.text(task_id)

@@ -44,7 +44,7 @@ _TASKS_A_TURN = 100  # that one activity runs before all others have a turn
 _WATCH_S, _IDLE_WATCH_S = 0.05, 1.0
 _ORPHANS = 1_000
 _OUTAGE_PAUSE_S = 0.5
-_MOST_AHEAD = 1_000
+_MAX_AHEAD = 1_000
 _LONGEST_WAIT_S = 60.0
 
 
@@ -102,7 +102,7 @@ class Worker:
         self._burst, self._idle_exit_ms, self._max_uptime_ms = burst, idle_exit_ms, max_uptime_ms
         self._grace_s, self._handle_signals = shutdown_grace_ms / 1000, handle_signals
         self._idle_ms = idle_ms or int(getattr(queue, "idle_ms", 60_000))
-        self._prefetch = PrefetchWindow(min(concurrency, _MOST_AHEAD), prefetch or _MOST_AHEAD)
+        self._prefetch = PrefetchWindow(min(concurrency, _MAX_AHEAD), prefetch or _MAX_AHEAD)
         self._threads = Threads(concurrency)
         self._runner = TaskRunner(handlers, self.tally, self._threads, queue)
         self._limits = {handler.kind: handler.limits for handler in handlers if handler.limits}
@@ -141,8 +141,8 @@ class Worker:
         try:
             hangs = partial(hung, self._running, self._idle_ms / 1000)
             with self.queue.renewing(usual_heartbeat_ms(self._idle_ms), hangs):
-                wind_up = partial(self._wind_up, activities, workers)
-                async with graceful_end(wind_up, self._grace_s, on_signal):
+                shut_down = partial(self._shut_down, activities, workers)
+                async with graceful_end(shut_down, self._grace_s, on_signal):
                     for _ in range(self.concurrency):
                         workers.start(self._work)
                     for role in (self._fetch, self._settle, self._watch, self._recover, self._schedule):
@@ -159,7 +159,7 @@ class Worker:
         self._emit(EventName.STOPPED, reason=self._reason)
         return self.report()
 
-    async def _wind_up(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
+    async def _shut_down(self, activities: TaskGroup, workers: TaskGroup, grace_s: float) -> None:
         ends_s = time.monotonic() + grace_s + 2 * CLEANUP_TIMEOUT_S
         for flag in (self._stopping, self._has_tasks, self._committer.dirty):
             flag.set()
@@ -205,7 +205,7 @@ class Worker:
             self._emit(EventName.HANDED_BACK, count=count)
         except BaseException as error:  # also a cancellation: the final hand_back() returns them
             for task in tasks:
-                self._committer.let_go(task, has_run=False)
+                self._committer.abandon(task, has_run=False)
             if not isinstance(error, PenstockError):
                 raise
             logger.warning("%d task(s) that have not begun could not be returned yet: %s", len(tasks), error)
@@ -233,7 +233,7 @@ class Worker:
                 self._inbox.has_room.clear()
                 await self._inbox.has_room.wait(_WATCH_S)
                 continue
-            self._prefetch.ran_low()
+            self._prefetch.adjust()
             room = max(1, self._prefetch.target - unsettled)
             found = await self._persist(self._pop, room)
             if found:
@@ -253,7 +253,7 @@ class Worker:
             self._has_tasks.set()
         except Cancelled:
             for task in found:  # no handler gets them: the final hand_back() returns them
-                self._committer.let_go(task, has_run=False)
+                self._committer.abandon(task, has_run=False)
             raise
 
     async def _admitted(self, tasks: list[Task]) -> list[Task]:
@@ -264,7 +264,7 @@ class Worker:
             if answer:
                 admitted.append(task)
             elif answer is None:  # no reply from Redis
-                self._committer.let_go(task, has_run=False)
+                self._committer.abandon(task, has_run=False)
         return admitted
 
     async def _give_back_permit(self, task: Task) -> None:
@@ -275,7 +275,7 @@ class Worker:
     async def _pop(self, room: int) -> list[Task]:
         wait_s = 0.02 if self._burst else 1.0
         found: list[Task] = await self._queue.pop_many(
-            min(room, _MOST_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds,
+            min(room, _MAX_AHEAD), block=True, timeout=wait_s, provides=self.provides, kinds=self.kinds,
             **self._pop_options,
         )  # fmt: skip
         self._outage.succeeded()
@@ -315,7 +315,7 @@ class Worker:
             answer = await self._persist(self._queue.begin, task)
         finally:
             if answer is None:  # no reply from Redis, or the worker was cancelled
-                self._committer.let_go(task, has_run=False)
+                self._committer.abandon(task, has_run=False)
         return bool(answer)
 
     async def _persist_settling(self, task: Task, outcome: Any) -> None:
@@ -325,7 +325,7 @@ class Worker:
             logger.warning(
                 "task %s could not be settled; another worker gets it when its lease expires: %s", task.id, error
             )
-            self._committer.let_go(task, has_run=True)
+            self._committer.abandon(task, has_run=True)
         except NOT_OF_ONE_MESSAGE:
             raise
         except Exception as error:

@@ -90,19 +90,19 @@ class FaultProxy:
         self._switch(lambda: setattr(self._board, "delay_s", seconds))
 
     def hold_replies(self) -> None:
-        """Holds every reply back, from now on, until `let_replies_go()`."""
+        """Holds every reply back, from now on, until `release_replies()`."""
         self._switch(lambda: setattr(self._board, "is_holding", True))
 
-    def let_replies_go(self) -> None:
+    def release_replies(self) -> None:
         """Delivers what was held back; later replies are prompt again."""
-        self._switch(self._let_go)
+        self._switch(self._release)
 
     def black_hole(self) -> None:
         """Swallows every byte in both directions; connections open and stay open, as behind a dead router.
 
         Connections that live through it have lost bytes and stay mute after `heal()`, until somebody closes them.
         """
-        self._switch(self._swallow)
+        self._switch(self._drop_bytes)
 
     def reset_all(self) -> None:
         """Resets (RST) every open connection; new ones are welcome."""
@@ -110,13 +110,13 @@ class FaultProxy:
 
     def refuse(self) -> None:
         """Refuses new connections; those that are open stay."""
-        self._run(self._deafen)
+        self._run(self._stop_listening)
 
     def heal(self) -> None:
         """Ends all faults: what is armed is disarmed, replies are prompt, connections are accepted."""
         self._board.clear()
         self._run(self._listen)
-        self._switch(self._let_go)
+        self._switch(self._release)
 
     # --- what was seen ----------------------------------------------------------------------------
 
@@ -130,14 +130,14 @@ class FaultProxy:
 
     # --- in the proxy's thread --------------------------------------------------------------------
 
-    def _welcome(self) -> asyncio.Protocol:
+    def _new_link(self) -> asyncio.Protocol:
         return ProxiedLink(self._target, self._board, self._links.add, self._links.discard).client
 
     async def _listen(self) -> None:
         if self._listener is None:
-            self._listener = await self._loop.create_server(self._welcome, LOOPBACK, self.port)
+            self._listener = await self._loop.create_server(self._new_link, LOOPBACK, self.port)
 
-    async def _deafen(self) -> None:
+    async def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -149,22 +149,22 @@ class FaultProxy:
             )  # who has just been let in takes a seat: asyncio stumbles if the server closes meanwhile
         listener.close()
 
-    def _swallow(self) -> None:
+    def _drop_bytes(self) -> None:
         self._board.is_black_hole = True
         for link in self._links:
-            link.mute()
+            link.drop_bytes()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._board.is_holding = False
         for link in tuple(self._links):
-            link.let_go()
+            link.release()
 
     def _reset(self) -> None:
         for link in tuple(self._links):
             link.end("reset")
 
     async def _close(self) -> None:
-        await self._deafen()
+        await self._stop_listening()
         while self._links:
             self._reset()
             await asyncio.sleep(0)  # a transport reports its end in the next turn of the loop

@@ -36,7 +36,7 @@ class Fault:
         """Notes that the loss has taken place."""
         self._happened.set()
 
-    def is_set_off_by(self, command: str, words: list[bytes]) -> bool:
+    def is_triggered_by(self, command: str, words: list[bytes]) -> bool:
         """Counts the request if it is one of those that this fault waits for; returns True for the nth of them."""
         if command != self.command.upper() or not any(self.containing in word for word in words):
             return False
@@ -75,7 +75,7 @@ class FaultBoard:
             self._seen[command] += 1
             self._changed.notify_all()
             for fault in self._armed:
-                if fault.is_set_off_by(command, words):
+                if fault.is_triggered_by(command, words):
                     self._armed.remove(fault)
                     return fault
         return None

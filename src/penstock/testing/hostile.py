@@ -37,10 +37,10 @@ class HostileEntry:
 
 
 @dataclass
-class _Pen:
+class _EntryWriter:
     """What a maker of entries writes with."""
 
-    chance: random.Random
+    rng: random.Random
     payloads: Iterator[bytes]
     others: Mapping[str, bytes]
     now_ms: int
@@ -61,78 +61,78 @@ class _Pen:
 
     def name(self, prefix: str) -> str:
         """Return a name that was not returned before, most likely."""
-        return f"{prefix}-{self.chance.randrange(10**12)}"
+        return f"{prefix}-{self.rng.randrange(10**12)}"
 
     def bytes(self, most: int) -> bytes:
         """Return some random bytes."""
-        return self.chance.randbytes(self.chance.randrange(most))
+        return self.rng.randbytes(self.rng.randrange(most))
 
 
-Maker = Callable[[_Pen], "list[bytes]"]
+Maker = Callable[[_EntryWriter], "list[bytes]"]
 
 
-def _number(text: str | Callable[[_Pen], str]) -> Maker:
-    def make(pen: _Pen) -> list[bytes]:
-        value = text if isinstance(text, str) else text(pen)
-        return pen.good(pen.chance.choice(NUMBERS).encode(), value.encode())
+def _number(text: str | Callable[[_EntryWriter], str]) -> Maker:
+    def make(writer: _EntryWriter) -> list[bytes]:
+        value = text if isinstance(text, str) else text(writer)
+        return writer.good(writer.rng.choice(NUMBERS).encode(), value.encode())
 
     return make
 
 
-def _data(value: bytes | Callable[[_Pen], bytes]) -> Maker:
-    return lambda pen: [b"data", value if isinstance(value, bytes) else value(pen)]
+def _data(value: bytes | Callable[[_EntryWriter], bytes]) -> Maker:
+    return lambda writer: [b"data", value if isinstance(value, bytes) else value(writer)]
 
 
-def _headers(value: bytes | Callable[[_Pen], bytes]) -> Maker:
-    return lambda pen: pen.good(b"headers", value if isinstance(value, bytes) else value(pen))
+def _headers(value: bytes | Callable[[_EntryWriter], bytes]) -> Maker:
+    return lambda writer: writer.good(b"headers", value if isinstance(value, bytes) else value(writer))
 
 
 def _named(*names: bytes) -> Maker:
-    return lambda pen: pen.good(*(word for name in names for word in (name, pen.bytes(20))))
+    return lambda writer: writer.good(*(word for name in names for word in (name, writer.bytes(20))))
 
 
 def _text(value: bytes) -> Maker:
-    return lambda pen: pen.good(pen.chance.choice(TEXTS).encode(), value)
+    return lambda writer: writer.good(writer.rng.choice(TEXTS).encode(), value)
 
 
 def _of_other(name: str) -> Maker:
     """Take the name of a good message; the payload is junk."""
-    return lambda pen: [b"data", pen.bytes(40), name.encode(), pen.others.get(name, b"0")]
+    return lambda writer: [b"data", writer.bytes(40), name.encode(), writer.others.get(name, b"0")]
 
 
-def _whole_task(pen: _Pen) -> list[bytes]:
+def _whole_task(writer: _EntryWriter) -> list[bytes]:
     """Write what enqueue() writes, with the id of a good task and another payload."""
-    task = pen.others.get("whole_task") or pen.payload()
-    return [b"data", task, b"task_id", pen.others.get("task_id", b"0"), b"kind", b"job"]
+    task = writer.others.get("whole_task") or writer.payload()
+    return [b"data", task, b"task_id", writer.others.get("task_id", b"0"), b"kind", b"job"]
 
 
 def _filler(low: int, high: int, payload: bytes = b"") -> Maker:
-    def make(pen: _Pen) -> list[bytes]:
-        more = [word for i in range(pen.chance.randrange(low, high)) for word in (b"f%d" % i, b"v")]
-        return [b"data", payload or pen.payload(), *more]
+    def make(writer: _EntryWriter) -> list[bytes]:
+        more = [word for i in range(writer.rng.randrange(low, high)) for word in (b"f%d" % i, b"v")]
+        return [b"data", payload or writer.payload(), *more]
 
     return make
 
 
-def _sized(low: int, high: int) -> Callable[[_Pen], bytes]:
-    def make(pen: _Pen) -> bytes:
-        return json.dumps({"pad": "x" * pen.chance.randrange(low, high)}).encode()
+def _sized(low: int, high: int) -> Callable[[_EntryWriter], bytes]:
+    def make(writer: _EntryWriter) -> bytes:
+        return json.dumps({"pad": "x" * writer.rng.randrange(low, high)}).encode()
 
     return make
 
 
 def _task(**fields: object) -> Maker:
     """Write a whole task, of which no worker of the queue can do anything."""
-    return lambda pen: [b"data", json.dumps({"id": pen.name("task"), **fields}).encode()]
+    return lambda writer: [b"data", json.dumps({"id": writer.name("task"), **fields}).encode()]
 
 
 def _announced(*names: str) -> Maker:
     """Name a data stream to a balanced service."""
-    return lambda pen: [b"data", json.dumps({"DataStreamName": pen.chance.choice(names)}).encode()]
+    return lambda writer: [b"data", json.dumps({"DataStreamName": writer.rng.choice(names)}).encode()]
 
 
-def _long_kind(pen: _Pen) -> list[bytes]:
-    return [b"data", b"{", b"kind", pen.name("kind").encode() + b"k" * 1_000_000]
+def _long_kind(writer: _EntryWriter) -> list[bytes]:
+    return [b"data", b"{", b"kind", writer.name("kind").encode() + b"k" * 1_000_000]
 
 
 def _nested(depth: int, opening: bytes, closing: bytes) -> bytes:
@@ -140,11 +140,11 @@ def _nested(depth: int, opening: bytes, closing: bytes) -> bytes:
 
 
 _MAKERS: dict[str, Maker] = {
-    "fields.foreign": lambda pen: [word for i in range(pen.chance.randrange(1, 6)) for word in (b"x%d" % i, b"1")],
+    "fields.foreign": lambda writer: [word for i in range(writer.rng.randrange(1, 6)) for word in (b"x%d" % i, b"1")],
     "fields.hundreds": _filler(100, 900),
     "fields.thousands": _filler(4_000, 6_000),
     "fields.thousands_and_junk": _filler(4_000, 6_000, payload=b"\xc1{"),
-    "fields.duplicated": lambda pen: [*pen.good(), b"data", b"{", b"message_id", b"a", b"message_id", b"b"],
+    "fields.duplicated": lambda writer: [*writer.good(), b"data", b"{", b"message_id", b"a", b"message_id", b"b"],
     "fields.empty_names": _named(b"", b""),
     "fields.empty_values": lambda _: [word for name in ("data", *TEXTS, *NUMBERS) for word in (name.encode(), b"")],
     "names.not_utf8": _named(b"\xff", b"\xc3", b"\xed\xa0\x80"),
@@ -152,8 +152,8 @@ _MAKERS: dict[str, Maker] = {
     "names.control": _named(b"\x00", b"\r\n", b"\x7f", "\u202e".encode()),
     "names.markup": _named(_MARKUP),
     "names.escapes": _named(_ESCAPES),
-    "numbers.many_digits": _number(lambda pen: "9" * pen.chance.randrange(4_301, 9_000)),
-    "numbers.twenty_digits": _number(lambda pen: str(pen.chance.randrange(10**19, 10**20))),
+    "numbers.many_digits": _number(lambda writer: "9" * writer.rng.randrange(4_301, 9_000)),
+    "numbers.twenty_digits": _number(lambda writer: str(writer.rng.randrange(10**19, 10**20))),
     "numbers.superscript": _number("\u00b2"),
     "numbers.other_digits": _number("\u0664\u0662"),
     "numbers.negative": _number("-1"),
@@ -163,8 +163,8 @@ _MAKERS: dict[str, Maker] = {
     "encodings.not_utf8": _data(b'{"n": "\xff\xfe"}'),
     "encodings.lone_surrogate": _data(b'{"n": "\\ud800"}'),
     "encodings.bytes_keys": _data(b"\x81\xc4\x02\xff\x00\x01"),
-    "encodings.truncated": _data(lambda pen: pen.payload()[: pen.chance.randrange(1, 8)]),
-    "encodings.random": _data(lambda pen: pen.bytes(200)),
+    "encodings.truncated": _data(lambda writer: writer.payload()[: writer.rng.randrange(1, 8)]),
+    "encodings.random": _data(lambda writer: writer.bytes(200)),
     "encodings.nested": _data(_nested(50_000, b"[", b"]")),
     "encodings.nested_objects": _data(_nested(20_000, b'{"a":', b"}")),
     "encodings.nested_msgpack": _data(b"\x91" * 50_000 + b"\x00"),
@@ -190,20 +190,20 @@ _MAKERS: dict[str, Maker] = {
     "others.task_id": _of_other("task_id"),
     "others.message_id": _of_other("message_id"),
     "others.dedup_key": _of_other("dedup_key"),
-    "others.payload": _data(lambda pen: pen.others.get("payload", b"")),
+    "others.payload": _data(lambda writer: writer.others.get("payload", b"")),
     "others.whole_task": _whole_task,
     "keys.kind_of_a_megabyte": _long_kind,
     "keys.task_of_a_long_kind": _task(kind="k" * 500),
     "keys.task_of_a_kind_of_umlauts": _task(kind="\u00e4" * 90),
-    "keys.task_of_a_new_kind": lambda pen: _task(kind=pen.name("kind"))(pen),
+    "keys.task_of_a_new_kind": lambda writer: _task(kind=writer.name("kind"))(writer),
     "keys.task_with_many_tags": _task(kind="job", requires=[f"{n}" * 64 for n in range(8)]),
-    "keys.task_with_a_new_tag": lambda pen: _task(kind="job", requires=[pen.name("tag")])(pen),
+    "keys.task_with_a_new_tag": lambda writer: _task(kind="job", requires=[writer.name("tag")])(writer),
     "keys.stream": _announced("s" * 512, "s" * 513, "{", "a<MUTEX_KEY_SEP>b", "jobs.results", "\x00", "\r\n"),
-    "ids.huge_sequence": lambda pen: pen.good(),
-    "ids.last_sequence": lambda pen: pen.good(),
+    "ids.huge_sequence": lambda writer: writer.good(),
+    "ids.last_sequence": lambda writer: writer.good(),
 }
 _SEQUENCES: dict[str, Callable[[random.Random], int]] = {
-    "ids.huge_sequence": lambda chance: chance.randrange(2**53, 2**64 - 2),
+    "ids.huge_sequence": lambda rng: rng.randrange(2**53, 2**64 - 2),
     "ids.last_sequence": lambda _: 2**64 - 1,
 }
 
@@ -229,7 +229,7 @@ def hostile_entries(
     `now_ms` on: a stream takes them unless it has later ones.
     """
     chosen = list(kinds)
-    pen = _Pen(
+    writer = _EntryWriter(
         random.Random(seed),
         itertools.cycle(payloads),
         others if others is not None else {},
@@ -237,11 +237,11 @@ def hostile_entries(
     )
     for number in range(count):
         if number % len(chosen) == 0:
-            pen.chance.shuffle(chosen)
+            writer.rng.shuffle(chosen)
         kind = chosen[number % len(chosen)]
         sequence = _SEQUENCES.get(kind)
-        entry_id = pen.later_id(sequence(pen.chance)) if sequence else "*"
-        fields = _MAKERS[kind](pen)
+        entry_id = writer.later_id(sequence(writer.rng)) if sequence else "*"
+        fields = _MAKERS[kind](writer)
         if payload_field != "data":
             fields[::2] = [payload_field.encode() if name == b"data" else name for name in fields[::2]]
         yield HostileEntry(kind, fields, entry_id)

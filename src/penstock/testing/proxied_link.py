@@ -85,17 +85,17 @@ class ProxiedLink:
         self._expected: deque[Fault | None] = deque()
         self._connecting: asyncio.Task[None] | None = None
         self._is_transparent = False
-        self._is_mute = board.is_black_hole
+        self._drops_bytes = board.is_black_hole
         self._late: list[bytes] | None = None  # a request that is under way for long, and those that came behind it
         self._is_client_gone = False
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
         self._held_back: list[Callable[[], None]] = []
 
-    def mute(self) -> None:
+    def drop_bytes(self) -> None:
         """Swallows everything from now on; both sockets stay open."""
-        self._is_mute = True
+        self._drops_bytes = True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Does what was held back, in its order."""
         held_back, self._held_back = self._held_back, []
         for act in held_back:
@@ -104,7 +104,7 @@ class ProxiedLink:
     def end(self, ending: Ending) -> None:
         """Ends the link in the given way."""
         if ending == "black_hole":
-            self.mute()
+            self.drop_bytes()
         elif ending == "reset":
             self.client.reset()
         else:
@@ -115,7 +115,7 @@ class ProxiedLink:
     def on_client(self) -> None:
         """Goes to the server for the client that has come."""
         self._on_begin(self)
-        if not self._is_mute:
+        if not self._drops_bytes:
             assert self.client.transport is not None
             self.client.transport.pause_reading()
             self._connecting = self._loop.create_task(self._connect())
@@ -131,14 +131,14 @@ class ProxiedLink:
 
     def on_request_bytes(self, received: bytes) -> None:
         """Forwards the requests that are whole, up to one that is to be lost."""
-        if self._is_mute:
+        if self._drops_bytes:
             return
         if self._is_transparent:
             self._server.write(self._requests.rest() + received)
             return
         try:
             for request in self._requests.feed(received):
-                if self._is_mute:
+                if self._drops_bytes:
                     return
                 self._on_request(request)
         except NotResp:
@@ -185,11 +185,11 @@ class ProxiedLink:
                 self.client.transport.resume_reading()
 
     def _on_server_gone(self) -> None:
-        if not self._is_mute:  # behind a dead router the client does not learn it
+        if not self._drops_bytes:  # behind a dead router the client does not learn it
             self._in_time(self.client.close)
 
     def _on_reply_bytes(self, received: bytes) -> None:
-        if self._is_mute:
+        if self._drops_bytes:
             return
         if self._is_transparent:
             self._forward(self._replies.rest() + received)
@@ -206,10 +206,10 @@ class ProxiedLink:
 
     def _forward(self, replies: bytes) -> None:
         if replies:
-            self._in_time(lambda: None if self._is_mute else self.client.write(replies))
+            self._in_time(lambda: None if self._drops_bytes else self.client.write(replies))
 
     def _lose(self, fault: Fault) -> None:
-        self.mute()  # nothing that comes after the loss may pass
+        self.drop_bytes()  # nothing that comes after the loss may pass
         self.end(fault.ending)
         fault.happen()
 

@@ -127,17 +127,17 @@ class Cluster:
     def flush(self) -> None:
         """Empties every node."""
         for address in self.addresses:
-            self._tell(address, "FLUSHALL")
+            self._execute(address, "FLUSHALL")
 
     def _join(self) -> None:
         first = self.addresses[0]
         for number, address in enumerate(self.addresses):
             share = range(number * _SLOTS // self._size, (number + 1) * _SLOTS // self._size)
             # Distinct epochs from the start: otherwise the nodes first have to settle whose configuration is newer.
-            self._tell(address, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-            self._tell(address, "CLUSTER", "ADDSLOTS", *share)
+            self._execute(address, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            self._execute(address, "CLUSTER", "ADDSLOTS", *share)
             if address != first:
-                self._tell(address, "CLUSTER", "MEET", *first)
+                self._execute(address, "CLUSTER", "MEET", *first)
 
     def _wait_until_ok(self) -> None:
         deadline = time.monotonic() + _CLUSTER_TIMEOUT_S
@@ -148,12 +148,12 @@ class Cluster:
             time.sleep(_POLL_S)
 
     def _is_ok(self, address: tuple[str, int]) -> bool:
-        info = self._tell(address, "CLUSTER", "INFO")
+        info = self._execute(address, "CLUSTER", "INFO")
         wanted = (b"cluster_state:ok", b"cluster_slots_ok:%d" % _SLOTS, b"cluster_known_nodes:%d" % self._size)
         return isinstance(info, bytes) and set(wanted) <= set(info.split())
 
     @staticmethod
-    def _tell(address: tuple[str, int], *words: str | int) -> object:
+    def _execute(address: tuple[str, int], *words: str | int) -> object:
         reply = ask(address, *words, timeout_s=5.0)
         if isinstance(reply, Exception):
             raise ConfigurationError(f"The cluster node {address} refused {words[:2]}: {reply}") from reply

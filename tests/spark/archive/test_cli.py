@@ -104,9 +104,9 @@ class _Gone:
 def test_java_may_end_before_us_when_all_processes_are_told_to_stop() -> None:
     with stopping("archive") as stop:
         with pytest.raises(PenstockError, match="Java process of Spark ended"):
-            cli_of_archive._attend(_Gone(None), stop)
-        cli_of_archive._attend(_Gone(signal.SIGTERM), stop)
-        assert stop.is_asked
+            cli_of_archive._wait_for_end(_Gone(None), stop)
+        cli_of_archive._wait_for_end(_Gone(signal.SIGTERM), stop)
+        assert stop.is_requested
 
 
 class _Failing:
@@ -198,7 +198,7 @@ def test_a_run_that_a_store_has_failed_starts_again_in_its_session_and_archives_
         if name == fails_at:
             fails_at = next(failures, "")
             raise StoreFailed("503 Slow Down")
-        stop.is_asked = name == "committed"
+        stop.is_requested = name == "committed"
 
     job = ArchiveRun(tmp_path / "cold", "orders", {"url": stream_server.url}, trigger="1 second", step=step)
     cli_of_archive._archive(job, spark, stop, once=False)
@@ -238,7 +238,7 @@ def test_a_run_that_finds_no_stream_has_archived_nothing_and_ends_well(
     spark: SparkSession, stream_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda _: None)  # the command joins the session of the tests
-    monkeypatch.setattr("penstock.cli.archive._attend", lambda query, _: query.awaitTermination())
+    monkeypatch.setattr("penstock.cli.archive._wait_for_end", lambda query, _: query.awaitTermination())
     words = ("--stream", "no:*", "--url", stream_server.url, "--archive", tmp_path / "cold", "--once")
     result = call("archive", "run", *words)
     assert (result.exit_code, result.stdout) == (0, "")

@@ -52,7 +52,7 @@ def test_a_released_stream_is_handed_over_at_once(client: StreamClient, raw: red
 def test_a_stream_that_was_handed_over_comes_back_at_once_when_its_new_owner_dies(
     client: StreamClient, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.balancer.orphans._KEPT_AWAY_S", 3_600.0)
+    monkeypatch.setattr("penstock.sync.balancer.orphans._LEAVE_TO_OTHERS_S", 3_600.0)
     with following(quick(client, "a")) as (a,):
         add_raw(raw, "session-1")
         eventually(lambda: a.added)

@@ -102,7 +102,7 @@ def test_a_group_with_live_consumers_is_deleted_only_by_force(
     raw.xgroup_create(STREAM, GROUP, "0")
     raw.xgroup_createconsumer(STREAM, GROUP, "idler")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(groups_module, "MOST_CONSUMERS", 0)
+        patched.setattr(groups_module, "MAX_CONSUMERS", 0)
         with pytest.raises(ConfigurationError, match="live consumers"):
             inspector.groups.delete(STREAM, GROUP)
     assert inspector.groups.delete(STREAM, GROUP, force=True) == 0
@@ -116,7 +116,7 @@ def test_groups_with_too_many_consumers_to_list_are_named(
     for n in range(3):
         raw.xgroup_createconsumer(STREAM, GROUP, f"pod-{n}")
     assert inspector.workers.unlisted() == []
-    monkeypatch.setattr(workers_module, "MOST_CONSUMERS", 2)
+    monkeypatch.setattr(workers_module, "MAX_CONSUMERS", 2)
     assert (inspector.workers.page()).items == ()
     assert inspector.workers.unlisted() == [(STREAM, GROUP)]
 
@@ -128,7 +128,7 @@ def test_the_server_is_not_asked_for_too_many_consumers(
     for n in range(3):
         raw.xgroup_createconsumer(STREAM, GROUP, f"pod-{n}")
     assert len((inspector.groups.consumers(STREAM, GROUP)).items) == 3
-    monkeypatch.setattr(groups_module, "MOST_CONSUMERS", 2)
+    monkeypatch.setattr(groups_module, "MAX_CONSUMERS", 2)
     raw.config_resetstat()
     assert inspector.groups.consumers(STREAM, GROUP) == Page(())
     assert not [name for name in raw.info("commandstats") if "consumers" in name]

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from penstock.redis.embedded import EmbeddedServer
 from penstock.sync import RedisMessageQueue, StreamClient
 from penstock.sync.ops import Inspector, Sampler, TaskQueueInfo
-from penstock.sync.ops.metrics import MOST_QUEUES, InspectorCollector, _bounded, _task_metrics
+from penstock.sync.ops.metrics import MAX_QUEUES, InspectorCollector, _bounded, _task_metrics
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.sync.ops.stage import GROUP, STREAM, add, give_up, read_as
 
@@ -97,7 +97,7 @@ def test_groups_without_metrics_are_counted(inspector: Inspector, raw: redis.Red
 def test_names_that_somebody_made_up_share_a_label(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sync.ops.metrics.MOST_STREAMS", 5)
+    monkeypatch.setattr("penstock.sync.ops.metrics.MAX_STREAMS", 5)
     for n in range(20):
         add(raw, 1, f"junk-{n:02}")
     sampler = Sampler(inspector)
@@ -110,7 +110,7 @@ def test_names_that_somebody_made_up_share_a_label(
 
 
 def test_every_task_queue_is_counted_however_many_there_are(inspector: Inspector, raw: redis.Redis) -> None:
-    for n in range(MOST_QUEUES + 3):
+    for n in range(MAX_QUEUES + 3):
         raw.sadd(f"{{jobs-{n:03}}}:lanes", "normal")
         raw.hset(f"{{jobs-{n:03}}}:index", "task", "1-0 normal")
         raw.xadd(f"jobs-{n:03}.tasks", {"data": "x"})
@@ -118,7 +118,7 @@ def test_every_task_queue_is_counted_however_many_there_are(inspector: Inspector
     sampler.sample()
     found = scrape(sampler)
     assert (
-        len([name for name in found if name.startswith("penstock_tasks{") and 'state="queued"' in name]) == MOST_QUEUES
+        len([name for name in found if name.startswith("penstock_tasks{") and 'state="queued"' in name]) == MAX_QUEUES
     )
     assert found['penstock_tasks{queue="other",state="other"}'] == 3
 

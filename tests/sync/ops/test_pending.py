@@ -58,7 +58,7 @@ def test_the_work_for_one_page_is_bounded(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.sync.ops.pending._STEP", 10)
-    monkeypatch.setattr("penstock.sync.ops.pending._MOST_STEPS", 2)
+    monkeypatch.setattr("penstock.sync.ops.pending._MAX_STEPS", 2)
     add(raw, 50)
     ids = read_as(raw, "one", 50)
     page = inspector.pending.page(STREAM, GROUP, min_idle_ms=100_000)

@@ -126,7 +126,7 @@ def test_a_page_of_streams_ends_after_so_many_of_others(
     ids = [entry_id.decode() for entry_id, _ in raw.xreadgroup(keys.group, "one", {keys.stream: ">"})[0][1]]
     raw.set(keys.lock("session-08", ids[8]), "me", px=60_000)
     monkeypatch.setattr(balancer_module, "_PAGE", 2)
-    monkeypatch.setattr(balancer_module, "_MOST_STEPS", 2)
+    monkeypatch.setattr(balancer_module, "_MAX_STEPS", 2)
     first = inspector.services.streams("svc", owner="me")
     assert (first.items, first.cursor) == ((), ids[3])
     second = inspector.services.streams("svc", owner="me", cursor=first.cursor)

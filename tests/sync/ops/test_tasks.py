@@ -387,7 +387,7 @@ def test_a_search_for_ids_says_when_it_gave_up(
     inspector: Inspector, queue: RedisTaskQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.enqueue_many([Task(kind="a", id=f"task-{n}") for n in range(3_000)])
-    monkeypatch.setattr(tasks_module, "_MOST_SCANS", 1)
+    monkeypatch.setattr(tasks_module, "_MAX_SCANS", 1)
     found, is_complete = inspector.tasks.begin_with(QUEUE, "task-")
     assert 0 < len(found) < 3_000
     assert not is_complete
@@ -402,5 +402,5 @@ def test_the_kinds_of_schedules_are_found_however_large_their_tasks_are(
     assert [(each.name, each.kind) for each in inspector.schedules.of(QUEUE)] == [
         (f"s-{n:02}", f"kind-{n:02}") for n in range(12)
     ]
-    monkeypatch.setattr(schedules_module, "_MOST_KINDS", 2)
+    monkeypatch.setattr(schedules_module, "_MAX_KINDS", 2)
     assert [each.kind for each in inspector.schedules.of(QUEUE)] == ["kind-00", "kind-01", *[""] * 10]

@@ -80,7 +80,7 @@ def test_the_delay_doubles_up_to_its_limit(client: StreamClient, raw: redis.Redi
         assert before + plain * 0.9 - 1 < due_ms / 1000 < after + plain * 1.1 + 1, turn
         raw.zadd(RETRIES, {entry_id: 1})
         eventually(lambda queue=queue: _is_due(queue))
-    delays = [event.fields["delay_s"] for event in of_kind(events, EventName.RETURNED)]
+    delays = [event.fields["delay_s"] for event in of_kind(events, EventName.RETRIED)]
     for found, plain in zip(delays, [10, 20, 40, 60, 60], strict=True):
         assert isinstance(found, float)
         assert plain * 0.9 <= found <= plain * 1.1, "with a jitter of a tenth"

@@ -205,7 +205,7 @@ def test_who_has_lost_the_lease_is_told(beat_client: StreamClient, leases: Agein
     held.end()
     beats(queue, leases, raw)
     assert failures == [1]
-    assert len(events.of(EventName.RENEWAL_FAILED)) == 1
+    assert len(events.of(EventName.LEASE_LOST)) == 1
     assert len(events.of(EventName.STALE)) == 1
     assert [holder for holder, _ in pending(raw).values()] == ["thief"]
 

@@ -159,6 +159,6 @@ def test_tasks_whose_entries_have_one_id_in_two_lanes_keep_each_its_attempts(
         raw.zadd(keys.retries("jobs"), {"1-0": 0})
     found = {task.id: task.attempts for task in queue.pop_many(2)}
     for name in found:
-        queue.let_go(name, has_run=False)
+        queue.abandon(name, has_run=False)
     again = {task.id: task.attempts for task in queue.pop_many(2)}
     assert found == again == {"once": 2, "often": 6}

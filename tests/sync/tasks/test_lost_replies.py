@@ -111,7 +111,7 @@ def test_a_run_that_may_have_been_recorded_and_did_not_begin_costs_no_attempt(
         lose(fault_proxy, "streams/begin")
     with pytest.raises(ConnectionLost):
         lossy.begin(again)
-    lossy.let_go(again.id, has_run=False)
+    lossy.abandon(again.id, has_run=False)
     [found] = lossy.pop_many(1, begin=False, timeout=DEADLINE_S)
     assert found == again
     assert lossy.begin(found)
@@ -262,7 +262,7 @@ def test_what_a_pop_left_behind_is_taken_up_though_several_pops_wait_all_the_tim
     left, next_one = Task(kind="render"), Task(kind="render")
     reader = lossy._reader
     reader.heartbeat_s = 2 * DEADLINE_S  # so that no read ends before the test does
-    monkeypatch.setattr(f"{type(reader).__module__}.LOOK_EVERY_S", 2 * DEADLINE_S)
+    monkeypatch.setattr(f"{type(reader).__module__}.REFRESH_EVERY_S", 2 * DEADLINE_S)
     assert lossy.pop(timeout=0.01) is None
     before = fault_proxy.count("XREADGROUP")
     lost = fault_proxy.drop_reply("XREADGROUP", 1)
@@ -310,8 +310,8 @@ def test_a_task_that_ran_and_could_not_be_given_back_is_not_taken_up_as_if_it_ha
 ) -> None:
     queue.enqueue_many([Task(kind="render"), Task(kind="render")])
     ran, waited = queue.pop_many(2)
-    queue.let_go(ran.id, has_run=True)
-    queue.let_go(waited.id, has_run=False)
+    queue.abandon(ran.id, has_run=True)
+    queue.abandon(waited.id, has_run=False)
     assert queue.pop_many(2) == [in_first_run(waited)]
     assert queue.ack(waited.id)
     assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
@@ -326,7 +326,7 @@ def test_a_task_whose_handler_hangs_is_not_taken_up_by_its_own_worker_before_its
     hanging, waited = queue.pop_many(2)
     with queue.renewing(1, lambda: [hanging]):
         eventually(lambda: not queue.holds(hanging))
-    queue.let_go(waited.id, has_run=False)  # so that the next pop looks for what was left behind
+    queue.abandon(waited.id, has_run=False)  # so that the next pop looks for what was left behind
     assert queue.pop_many(2) == [in_first_run(waited)]
     assert queue.ack(waited.id)
     assert eventually(lambda: other.requeue_orphans(1, 10)) == 1
@@ -383,7 +383,7 @@ def test_what_one_pop_is_looking_into_is_not_taken_up_by_another(
     monkeypatch.setattr(queue.client, "call", slow_call)
     popping = start(queue.pop_many, 10, block=False)
     wait_for(looks)
-    queue.let_go(left.id, has_run=False)  # from now on a pop that may takes up what nobody holds
+    queue.abandon(left.id, has_run=False)  # from now on a pop that may takes up what nobody holds
     assert queue.pop_many(10, block=False) == []
     may_go_on.set()
     assert join(popping) == [in_first_run(foreign)]
@@ -407,5 +407,5 @@ def test_a_moved_task_that_never_ran_keeps_its_attempts(queue: RedisTaskQueue, r
     [task] = queue.pop_many(1)
     assert queue.nack(task.id, max_retry=9)
     [again] = queue.pop_many(1)
-    queue.let_go(task.id, has_run=False)
+    queue.abandon(task.id, has_run=False)
     assert queue.pop_many(1) == [again]

@@ -326,7 +326,7 @@ def test_a_task_that_another_worker_has_meanwhile_does_not_begin(queue: RedisTas
 def test_a_copy_of_a_task_that_was_lost_and_taken_again_does_not_begin(queue: RedisTaskQueue) -> None:
     failed_once(queue)
     [task] = queue.pop_many(1, begin=False)
-    queue.let_go(task.id, has_run=False)
+    queue.abandon(task.id, has_run=False)
     [again] = queue.pop_many(1, begin=False)
     assert again == task
     assert not queue.begin(task)

@@ -89,7 +89,7 @@ def test_a_task_that_vanished_after_a_pop_was_cancelled_is_given_up(queue: Redis
     task = Task(kind="render", unique="page 7")
     queue.enqueue(task)
     queue.pop()
-    queue.let_go(task.id, has_run=False)
+    queue.abandon(task.id, has_run=False)
     entry_id = delete_first(raw)
     assert queue.pop(block=False) is None
     check_is_given_up(queue, task, raw, entry_id)

@@ -76,7 +76,7 @@ async def read_ledger(client: StreamClient) -> Ledger:
 
 
 def balance(published: Collection[str], books: Ledger) -> Balance:
-    """Compare what the producers were told with what Redis holds."""
+    """Compare the ids that the producers received with what Redis holds."""
     announced, dead = set(published), set(books.dead)
     handled = set(books.runs) - books.queued
     lost = announced - books.stored | announced - handled - dead - books.queued

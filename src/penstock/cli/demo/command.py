@@ -37,7 +37,7 @@ _INTERRUPTED = 128 + signal.SIGINT  # as a shell reports it
 _TERMINATED = 128 + signal.SIGTERM
 _ORDER_EVERY_S = 0.02
 _START_S = 30.0  # in which a dashboard starts, or ends
-_HOW_TO_LOOK = """\
+_NEXT_STEPS = """\
 The server keeps running at {url}, with a producer and {workers} workers.{dashboard}
 Inspect it from another terminal:
 
@@ -69,8 +69,8 @@ def demo(
     """
     plan = make_plan(messages, seed)
     try:
-        audience = demo_view.audience(Console(stderr=True), messages)
-        summary = play(plan, audience, with_spark, partial(_stay, plan, as_json) if stay else None)
+        output = demo_view.output(Console(stderr=True), messages)
+        summary = play(plan, output, with_spark, partial(_stay, plan, as_json) if stay else None)
     except (KeyboardInterrupt, asyncio.CancelledError) as stop:
         Console(stderr=True).print("Stopped; server and workers have ended.", highlight=False)
         raise typer.Exit(_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else _TERMINATED) from None
@@ -85,19 +85,19 @@ def program() -> str:
     script = Path(sys.executable).with_name("penstock")
     if not script.exists():
         return f"{shlex.quote(sys.executable)} -m penstock"
-    found, here = shutil.which("penstock"), Path.cwd()
+    found, folder = shutil.which("penstock"), Path.cwd()
     if found is not None and script.samefile(found):
         return "penstock"
-    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+    return shlex.quote(str(script.relative_to(folder) if script.is_relative_to(folder) else script))
 
 
 def play(
-    plan: Plan, audience: demo_view.Lines | demo_view.Bars, with_spark: bool, then: Then | None = None
+    plan: Plan, output: demo_view.PlainOutput | demo_view.ProgressOutput, with_spark: bool, then: Then | None = None
 ) -> DemoSummary:
     """Run the demo on a server of its own, then what else is wanted; server and workers end with it in any case."""
     with EmbeddedServer(port=None if then is None else 0) as server, DemoWorkers(server.unix_url) as workers:
-        with audience:
-            summary = asyncio.run(_direct(server.unix_url, workers, plan, audience, with_spark))
+        with output:
+            summary = asyncio.run(_direct(server.unix_url, workers, plan, output, with_spark))
         if then is not None:
             then(summary, server, workers)
         return summary
@@ -107,7 +107,7 @@ def _stay(plan: Plan, as_json: bool, summary: DemoSummary, server: EmbeddedServe
     show(summary, as_json)
     with _dashboard(server.unix_url) as address:
         where = f" The dashboard is at\n{address} (actions allowed)." if address else ""
-        say(_HOW_TO_LOOK.format(url=server.url, workers=WORKERS, dashboard=where, penstock=program()))
+        say(_NEXT_STEPS.format(url=server.url, workers=WORKERS, dashboard=where, penstock=program()))
         asyncio.run(_keep_busy(server.unix_url, workers, plan))
 
 
@@ -133,11 +133,11 @@ def _dashboard(url: str) -> Iterator[str]:
 
 
 def _end_in_order() -> None:
-    # Being told to end, and losing the terminal, are to leave as little behind as Ctrl-C does.
-    here = asyncio.current_task()
-    assert here is not None
+    # SIGTERM and a closed terminal clean up as Ctrl-C does.
+    main_task = asyncio.current_task()
+    assert main_task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, here.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, main_task.cancel)
 
 
 async def _keep_busy(url: str, workers: DemoWorkers, plan: Plan) -> None:
@@ -152,17 +152,17 @@ async def _keep_busy(url: str, workers: DemoWorkers, plan: Plan) -> None:
             await asyncio.sleep(_ORDER_EVERY_S)
 
 
-async def _direct(url: str, workers: DemoWorkers, plan: Plan, audience: DemoOutput, with_spark: bool) -> DemoSummary:
+async def _direct(url: str, workers: DemoWorkers, plan: Plan, output: DemoOutput, with_spark: bool) -> DemoSummary:
     _end_in_order()
     async with StreamClient.from_url(url) as client:
-        summary = await DemoRun(client, workers, plan, audience).run()
+        summary = await DemoRun(client, workers, plan, output).run()
         if not with_spark:
             return summary
         if not demo_spark.is_installed():
-            audience.tell("Spark is not installed, so its part is skipped (pip install 'penstock[spark]')")
+            output.show("Spark is not installed, so its part is skipped (pip install 'penstock[spark]')")
             return summary
-        audience.tell("starting Spark")
-        return replace(summary, spark=await demo_spark.count(client, url, audience.tell))
+        output.show("starting Spark")
+        return replace(summary, spark=await demo_spark.count(client, url, output.show))
 
 
 def show(summary: DemoSummary, as_json: bool) -> None:

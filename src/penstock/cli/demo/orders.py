@@ -23,7 +23,7 @@ GOOD = "good"
 _WORK_S = 5.0  # so long the workers are busy, whatever the number of orders
 _POISONED = 3
 _LATEST_KILL = 40_000  # the time may be too short for more, and the kill must not wait for them
-_SHORTEST_MS, _LONGEST_MS = 4.0, 200.0
+_MIN_MS, _LONGEST_MS = 4.0, 200.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Plan:
     poisoned: frozenset[int]  # the handler raises, always
     fatal: int  # the handler says that retrying is pointless
     scrambled: int  # the payload is not JSON
-    victim: int  # number of the worker that is killed
+    killed_worker: int  # number of the worker that is killed
     kill_after: int  # settled orders
     mean_work_ms: float
 
@@ -49,8 +49,8 @@ class Plan:
 
 def make_plan(messages: int, seed: int) -> Plan:
     """Decide what goes wrong."""
-    chance = random.Random(seed)
-    *poisoned, fatal, scrambled = chance.sample(range(messages), _POISONED + 2)
+    rng = random.Random(seed)
+    *poisoned, fatal, scrambled = rng.sample(range(messages), _POISONED + 2)
     mean_work_ms = _WORK_S * 1000 * WORKERS * CONCURRENCY / messages
     return Plan(
         messages=messages,
@@ -58,9 +58,9 @@ def make_plan(messages: int, seed: int) -> Plan:
         poisoned=frozenset(poisoned),
         fatal=fatal,
         scrambled=scrambled,
-        victim=chance.randint(1, WORKERS),
-        kill_after=round(min(messages, _LATEST_KILL) * chance.uniform(0.3, 0.4)),
-        mean_work_ms=min(max(mean_work_ms, _SHORTEST_MS), _LONGEST_MS),
+        killed_worker=rng.randint(1, WORKERS),
+        kill_after=round(min(messages, _LATEST_KILL) * rng.uniform(0.3, 0.4)),
+        mean_work_ms=min(max(mean_work_ms, _MIN_MS), _LONGEST_MS),
     )
 
 

@@ -14,16 +14,16 @@ from penstock.cli.demo.orders import CONCURRENCY, GROUP, LEASE_MS, STREAM, WORKE
 from penstock.cli.demo.spark import SparkCount
 from penstock.cli.demo.workers import DemoWorkers
 
-_TILLS = 2  # producers
+_PRODUCERS = 2
 _CHUNK = 100
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _LIMIT_S = 45.0  # what is not done by then is counted as queued
 
 
 class DemoOutput(Protocol):
-    """Whoever is told how it goes."""
+    """Shows the progress of the demo."""
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show what happened."""
 
     def progress(self, published: int, settled: int) -> None:
@@ -66,8 +66,8 @@ class DemoSummary:
 class DemoRun:
     """One run of the demo against a server that is up."""
 
-    def __init__(self, client: StreamClient, workers: DemoWorkers, plan: Plan, audience: DemoOutput) -> None:
-        self._client, self._workers, self._plan, self._audience = client, workers, plan, audience
+    def __init__(self, client: StreamClient, workers: DemoWorkers, plan: Plan, output: DemoOutput) -> None:
+        self._client, self._workers, self._plan, self._output = client, workers, plan, output
         self._group = ConsumerGroup(client, STREAM, GROUP)
         self._published: list[str] = []
         self._kill: Kill | None = None
@@ -76,22 +76,22 @@ class DemoRun:
     async def run(self) -> DemoSummary:
         """Play it through; return what came of it."""
         server = await self._client.capabilities()
-        self._audience.tell(f"{server.product} {server.version} is running; publishing {self._plan.messages:,} orders")
+        self._output.show(f"{server.product} {server.version} is running; publishing {self._plan.messages:,} orders")
         await self._group.ensure()
         for number in range(1, WORKERS + 1):
             self._workers.start(_name(number))
-        self._audience.tell(f"{' and '.join(self._workers.names)} started, one process each")
+        self._output.show(f"{' and '.join(self._workers.names)} started, one process each")
         await self._play()
         self._workers.stop()
-        self._audience.tell("the workers have stopped; counting the results")
+        self._output.show("the workers have stopped; counting the results")
         books = await demo_audit.read_ledger(self._client)
         return self._summary(f"{server.product} {server.version}", books)
 
     async def _play(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                for till in range(_TILLS):
-                    tasks.create_task(self._publish(range(till, self._plan.messages, _TILLS)))
+                for producer in range(_PRODUCERS):
+                    tasks.create_task(self._publish(range(producer, self._plan.messages, _PRODUCERS)))
                 tasks.create_task(self._watch())
         except ExceptionGroup as failures:
             # Whoever runs the demo wants the sentence, not the group that it came in.
@@ -110,7 +110,7 @@ class DemoRun:
                 self._published.append(await broken.push(self._plan.order(self._plan.scrambled)))
 
     async def _watch(self) -> None:
-        """Look on until everything is settled or the time is up; kill a worker on the way."""
+        """Watch until everything is settled or the time is up; kill a worker meanwhile."""
         deadline = time.monotonic() + _LIMIT_S
         while not self._is_time_up:
             # In this order: what is published or handed out in between is not taken for settled.
@@ -118,24 +118,24 @@ class DemoRun:
             lag = await self._group.lag()
             consumers = await self._group.consumers()
             settled = max(0, published - lag.count - sum(consumer.pending for consumer in consumers))
-            self._audience.progress(published, settled)
+            self._output.progress(published, settled)
             self._workers.check()
             if self._kill is None and settled >= self._plan.kill_after:
                 await self._kill_one(consumers)
             if settled >= self._plan.messages:
                 break
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             self._is_time_up = time.monotonic() > deadline
 
     async def _kill_one(self, consumers: list[ConsumerInfo]) -> None:
-        victim, heir = _name(self._plan.victim), _name(WORKERS + 1)
-        if not any(consumer.name == victim and consumer.pending for consumer in consumers):
+        killed_worker, replacement = _name(self._plan.killed_worker), _name(WORKERS + 1)
+        if not any(consumer.name == killed_worker and consumer.pending for consumer in consumers):
             return  # its process is slow to start, and killing an idle one would show nothing
-        killed_at_s = self._workers.kill(victim)
-        held = frozenset([entry_id async for entry_id in demo_audit.pending(self._client, victim)])
-        self._kill = Kill(victim, killed_at_s, held)
-        self._workers.start(heir)
-        self._audience.tell(f"{victim} was killed while holding {len(held):,} orders; {heir} replaces it")
+        killed_at_s = self._workers.kill(killed_worker)
+        held = frozenset([entry_id async for entry_id in demo_audit.pending(self._client, killed_worker)])
+        self._kill = Kill(killed_worker, killed_at_s, held)
+        self._workers.start(replacement)
+        self._output.show(f"{killed_worker} was killed while holding {len(held):,} orders; {replacement} replaces it")
 
     def _summary(self, server: str, books: Ledger) -> DemoSummary:
         kill = self._kill or Kill("", 0.0, frozenset())  # no worker, nothing held

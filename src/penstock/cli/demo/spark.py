@@ -46,11 +46,11 @@ def is_installed() -> bool:
     return find_spec("pyspark") is not None
 
 
-async def count(client: StreamClient, url: str, tell: Callable[[str], None]) -> SparkCount:
+async def count(client: StreamClient, url: str, show: Callable[[str], None]) -> SparkCount:
     """Run the job in a process of its own, which ends with this one, and count in Redis what it read and wrote."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-demo-spark-") as folder:
-        found = json.loads(await _run_job(url, folder, tell))
+        found = json.loads(await _run_job(url, folder, show))
     return SparkCount(
         in_redis=int(await client.call(STREAM, "XLEN", STREAM)),
         back_in_redis=int(await client.call(BY_SPARK, "XLEN", BY_SPARK)),
@@ -59,7 +59,7 @@ async def count(client: StreamClient, url: str, tell: Callable[[str], None]) -> 
     )
 
 
-async def _run_job(url: str, folder: str, tell: Callable[[str], None]) -> str:
+async def _run_job(url: str, folder: str, show: Callable[[str], None]) -> str:
     job = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "penstock.cli.demo.spark_job", url, folder,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
@@ -67,23 +67,23 @@ async def _run_job(url: str, folder: str, tell: Callable[[str], None]) -> str:
     )  # fmt: skip
     assert job.stdout is not None
     assert job.stderr is not None
-    complaints, last = asyncio.ensure_future(job.stderr.read()), ""
+    stderr, last = asyncio.ensure_future(job.stderr.read()), ""
     try:
         async for line in job.stdout:
             last = line.decode().strip()
             if not last.startswith("{"):  # the result is JSON, the rest is for the audience
-                tell(last)
+                show(last)
         await job.wait()  # not killed before it has ended by itself
     finally:
         with suppress(ProcessLookupError):  # Java is in the same group; its Python workers end with it
             os.killpg(job.pid, signal.SIGKILL)
-        await asyncio.wait([complaints, asyncio.ensure_future(job.wait())])
+        await asyncio.wait([stderr, asyncio.ensure_future(job.wait())])
     if job.returncode:
-        raise SparkFailed(f"the Spark step failed:\n{_last_words(complaints.result().decode(errors='replace'))}")
+        raise SparkFailed(f"the Spark step failed:\n{_last_lines(stderr.result().decode(errors='replace'))}")
     return last
 
 
-def _last_words(complaints: str) -> str:
+def _last_lines(stderr: str) -> str:
     # Java's stack is long, and what happened stands before it.
-    lines = [line for line in complaints.splitlines() if not line.startswith(("\tat ", "\t... "))]
+    lines = [line for line in stderr.splitlines() if not line.startswith(("\tat ", "\t... "))]
     return "\n".join(lines[-_LAST_LINES:])

@@ -13,18 +13,18 @@ _PAYLOAD = "`order` bigint, kind string, work_ms double"
 
 
 def run(url: str, folder: Path) -> dict[str, object]:
-    """Read, aggregate, write and write back; return what was counted on the way."""
+    """Read, aggregate, write and write back; return the counts."""
     spark = session("penstock demo", "local[2]", short=True, conf={"spark.log.level": "OFF"})
     try:
         source = spark.read.format("redis_streams").option("url", url).option("streams", STREAM)
         orders = source.option("payload", "json").option("payloadSchema", _PAYLOAD).load()
         wanted = orders.select("id", "order", "kind", "work_ms", "_corrupt_record")
-        tell(f"Spark {spark.version} is running; reading the orders into Parquet")
+        report(f"Spark {spark.version} is running; reading the orders into Parquet")
         place = str(folder / "orders.parquet")
         wanted.write.parquet(place)
         kept = spark.read.parquet(place)
         kinds = {row["kind"] or "not JSON": row["count"] for row in kept.groupBy("kind").count().collect()}
-        tell(f"{sum(kinds.values()):,} orders are in Parquet; writing them back into a stream")
+        report(f"{sum(kinds.values()):,} orders are in Parquet; writing them back into a stream")
         back = kept.select("order", "kind", "work_ms").write.format("redis_streams").mode("append")
         back.option("url", url).option("stream", BY_SPARK).option("writeId", "demo").save()
         return {"parquet": sum(kinds.values()), "kinds": kinds, "ids": kept.select("id").distinct().count()}
@@ -32,7 +32,7 @@ def run(url: str, folder: Path) -> dict[str, object]:
         spark.stop()
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     """Tell the demo how it goes."""
     print(text, flush=True)
 

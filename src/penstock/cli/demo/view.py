@@ -21,8 +21,8 @@ _LINE_EVERY_S = 1.0
 _HOW = "Counted in Redis at the end, entry by entry (XRANGE and XPENDING)."
 
 
-class Lines:
-    """Tells the story in plain lines, for logs and pipes."""
+class PlainOutput:
+    """Prints the progress in plain lines, for logs and pipes."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total = console, total
@@ -34,7 +34,7 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         """Leave everything as it is."""
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show what happened."""
         elapsed_s = time.monotonic() - self._started_s
         self._console.print(f"{elapsed_s:5.1f} s  {shown(text)}", highlight=False, markup=False, soft_wrap=True)
@@ -43,11 +43,11 @@ class Lines:
         """Show how far it is, once a second."""
         if time.monotonic() - self._last_line_s >= _LINE_EVERY_S:
             self._last_line_s = time.monotonic()
-            self.tell(f"published {published:,}, settled {settled:,} of {self._total:,}")
+            self.show(f"published {published:,}, settled {settled:,} of {self._total:,}")
 
 
-class Bars:
-    """Shows bars that grow, with the story above them."""
+class ProgressOutput:
+    """Shows progress bars, with messages above them."""
 
     def __init__(self, console: Console, total: int) -> None:
         columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -64,7 +64,7 @@ class Bars:
     ) -> None:
         self._progress.stop()
 
-    def tell(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show what happened."""
         self._progress.console.print(Text.assemble((">", "dim"), " ", shown(text)), highlight=False)
 
@@ -74,9 +74,13 @@ class Bars:
         self._progress.update(self._settled, completed=settled)
 
 
-def audience(console: Console, total: int) -> Lines | Bars:
+def output(console: Console, total: int) -> PlainOutput | ProgressOutput:
     """Return what fits the console."""
-    return Bars(console, total) if console.is_terminal and not console.is_dumb_terminal else Lines(console, total)
+    return (
+        ProgressOutput(console, total)
+        if console.is_terminal and not console.is_dumb_terminal
+        else PlainOutput(console, total)
+    )
 
 
 def table(summary: DemoSummary) -> Table:

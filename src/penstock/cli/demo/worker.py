@@ -62,13 +62,13 @@ def _config(name: str) -> ConsumerConfig:
 def _stop(consumer: StreamConsumer, over: threading.Event) -> None:
     consumer.stop()
     if not over.wait(_LONGEST_END_S):
-        os._exit(1)  # whoever started us is gone: better an abrupt end than a process left behind
+        os._exit(1)  # the parent is gone: end abruptly rather than stay behind
 
 
 def main() -> None:
     """Run the worker."""
     _, url, name = sys.argv
-    # That handlers fail is part of the show, and the dead letters tell it; only a crash is worth a word here.
+    # Handlers are meant to fail here, and dead letters record it: log crashes only.
     logging.getLogger("penstock").addHandler(logging.NullHandler())
     over = threading.Event()
     asyncio.run(work(url, name, over))

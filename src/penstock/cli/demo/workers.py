@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Self
 
-from penstock.cli.supervisor import let_go
+from penstock.cli.supervisor import close_pipe
 from penstock.errors import PenstockError
 
 _STOP_S = 10.0
@@ -41,7 +41,7 @@ class DemoWorkers:
         """Start a worker process."""
         self._workers[name] = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.demo.worker", self._url, name],
-            stdin=subprocess.PIPE,  # its end tells the worker that we are done with it, or that we are gone
+            stdin=subprocess.PIPE,  # the worker ends when this pipe is closed, or this process has died
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us; we end the workers in order
         )
@@ -52,7 +52,7 @@ class DemoWorkers:
         killed_at_s = time.time()
         worker.send_signal(signal.SIGKILL)
         worker.wait()
-        let_go(worker)
+        close_pipe(worker)
         return killed_at_s
 
     def check(self) -> None:
@@ -65,7 +65,7 @@ class DemoWorkers:
     def stop(self) -> None:
         """End all workers: politely, then not."""
         for worker in self._workers.values():
-            let_go(worker)
+            close_pipe(worker)
         deadline = time.monotonic() + _STOP_S
         try:
             for worker in self._workers.values():

@@ -10,7 +10,7 @@ from penstock.ops.model.streams import GroupKind
 from penstock.queue.model import GROUP as QUEUE_GROUP
 
 _DEAD_AFTER_MS, _DEAD_AFTER_IN_QUEUES_MS = 60_000, 360_000
-MOST_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
+MAX_CONSUMERS = 2_000  # of one group: to list more takes the server longer than it may be held up
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def dead_after_ms(group: str) -> int:
 class ConsumerState(StrEnum):
     """Whether a consumer works."""
 
-    ACTIVE = "active"  # holds messages, and was heard of lately
-    IDLE = "idle"  # holds nothing, and was heard of lately
+    ACTIVE = "active"  # holds messages, and was active recently
+    IDLE = "idle"  # holds nothing, and was active recently
     DEAD = "dead"  # silent for longer than a lease
 
 
@@ -111,4 +111,4 @@ class WorkerInfo:
     streams: tuple[str, ...]
     groups: tuple[str, ...]
     pending: int
-    idle_ms: int  # since it was last heard of
+    idle_ms: int  # since it was last active

@@ -38,7 +38,7 @@ class RetentionInfo:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What of a stream is kept beside what its groups need; None = no limit of that kind.
+    """Which entries a stream keeps in addition to those that its groups need; None = no limit of that kind.
 
     With `archived_only`, only what the archive has is trimmed: nothing at all where no archive has a group.
     """

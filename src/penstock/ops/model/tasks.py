@@ -31,7 +31,7 @@ class TaskState(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"  # for its next run
     DONE = "done"  # has a result: ok, error or skip
-    UNKNOWN = "unknown"  # never heard of, or its result was let go: it may still be a dead letter
+    UNKNOWN = "unknown"  # never added, or its result has expired: it may still be a dead letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class TaskQueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """A schedule, as its next task tells: rules live in the workers' code. While it is paused, that task is skipped."""
+    """A schedule, as its next task describes it: its rule is in the workers' code. If paused, that task is skipped."""
 
     queue: str
     name: str

@@ -40,7 +40,7 @@ _REFUSED = re.compile(
 
 
 _FIRST_PAUSE_S = 0.1
-_chance = random.Random()
+_rng = random.Random()
 
 
 class StoreFailed(PenstockError):
@@ -61,7 +61,7 @@ def no_fail_point(_: str) -> None:
 
 def wait_for_others(failures: int) -> None:
     """Wait before a commit that other writers have got in the way of is made again: longer each time, by chance."""
-    pause(pause_s(failures, _chance, _FIRST_PAUSE_S))
+    pause(pause_s(failures, _rng, _FIRST_PAUSE_S))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _TRIES = 8
 _MOST_NAME = 60
 _REMEMBER_S = 24 * 3600
 _RETRY_S = 60.0
-_chance = random.Random()
+_rng = random.Random()
 
 
 def check_run_name(name: str) -> None:
@@ -83,7 +83,7 @@ def _retry(call: Callable[[], T]) -> T:
         try:
             return call()
         except BackendUnavailable:
-            pause(pause_s(attempt, _chance))
+            pause(pause_s(attempt, _rng))
     return call()
 
 

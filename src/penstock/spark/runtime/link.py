@@ -26,7 +26,7 @@ _FLAGS = {"socket_keepalive", "ssl_check_hostname"}
 _clients: dict[tuple[int, Link], StreamClient] = {}
 logger = logging.getLogger("penstock.spark")
 T = TypeVar("T")
-_chance = random.Random()
+_rng = random.Random()
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Retries:
             raise kind(text) from error
         self._failures += 1
         # A slot that is migrating is served elsewhere in a moment; after a longer pause the next one is migrating.
-        pause(pause_s(1 if isinstance(error, Redirected) else self._failures, _chance))
+        pause(pause_s(1 if isinstance(error, Redirected) else self._failures, _rng))
 
 
 def retry(

@@ -43,7 +43,7 @@ class Sender:
     def __init__(self, client: StreamClient, protocol: WriteProtocol, options: SinkOptions) -> None:
         self._client, self._protocol, self._options = client, protocol, options
         self._under_way: dict[Connection, deque[Chunk]] = {}
-        self._chance = random.Random()
+        self._rng = random.Random()
         self.tally = RowCounts()
 
     def send(self, chunk: Chunk) -> None:
@@ -155,17 +155,17 @@ class Sender:
                 f"its entries; rows {chunk.first + 1:,} and later of this partition were not written. Add "
                 "consumers, raise maxLen, or set onFull=block or drop_oldest"
             )
-        pause(pause_s(5, self._chance, longest_s=0.25))
+        pause(pause_s(5, self._rng, longest_s=0.25))
 
     def _exchange(self, chunk: Chunk) -> Settled | Room:
         key, is_known = self._client.keys(chunk.stream).stream, True
 
-        def attempt(asked: Host | None) -> Settled | Room:
-            connection = self._client.connection(key, asked)
+        def attempt(ask_host: Host | None) -> Settled | Room:
+            connection = self._client.connection(key, ask_host)
             try:
-                connection.send(self._protocol.pack(chunk, is_asking=asked is not None, is_known=is_known))
-                replies = connection.receive(self._protocol.replies(chunk) * (1 if asked is None else 2))
-                outcome = self._protocol.outcome(chunk, replies if asked is None else replies[1::2])
+                connection.send(self._protocol.pack(chunk, is_asking=ask_host is not None, is_known=is_known))
+                replies = connection.receive(self._protocol.replies(chunk) * (1 if ask_host is None else 2))
+                outcome = self._protocol.outcome(chunk, replies if ask_host is None else replies[1::2])
                 if isinstance(outcome, PenstockError):
                     raise outcome
             except PenstockError as error:
@@ -183,14 +183,14 @@ class Sender:
 
 def insist(attempt: Callable[[Host | None], Settled | Room], timeout_s: float, what: str) -> Settled | Room:
     """Try until it succeeds, fails for good, or the time is up; a server that a cluster says to ask is asked."""
-    retries, asked = Retries(timeout_s), None
+    retries, ask_host = Retries(timeout_s), None
     while True:
         try:
-            return attempt(asked)
+            return attempt(ask_host)
         except ScriptMissing:
             raise
         except PenstockError as error:
-            asked = error.asked if isinstance(error, Redirected) else None
+            ask_host = error.ask_host if isinstance(error, Redirected) else None
             retries.wait_or_raise(error, what)
 
 

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigurationError
-from penstock.redis.scripts import MOST_BYTES
+from penstock.redis.scripts import MAX_BYTES
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.option_values import Options
@@ -173,7 +173,7 @@ class _Dispatch:
 
 
 def _bounded(chunk: Chunk) -> Iterator[Chunk]:
-    if len(chunk.body) <= MOST_BYTES or chunk.rows == 1:
+    if len(chunk.body) <= MAX_BYTES or chunk.rows == 1:
         yield chunk
         return
     for half in chunk.split(chunk.rows // 2):

@@ -187,14 +187,16 @@ class BalancerCommands:
         return Ownership(info, token, message.info, deliveries)
 
     def _own(self, claim: PendingClaim, min_idle_ms: int | str, limit: int, owned: int) -> tuple[int, int, list[bytes]]:
-        token, deliveries, fields = self._ask(claim, min_idle_ms, limit, owned)
+        token, deliveries, fields = self._send_claim(claim, min_idle_ms, limit, owned)
         while not claim.is_held:
             # The lock may have expired before the reply was handled, and another consumer may own the stream. Ask again
             # as for an entry that was just read, which must still be pending here; that counts no delivery.
-            token, _, _ = self._ask(claim, "", 0, owned)
+            token, _, _ = self._send_claim(claim, "", 0, owned)
         return token, deliveries, fields
 
-    def _ask(self, claim: PendingClaim, min_idle_ms: int | str, limit: int, owned: int) -> tuple[int, int, list[bytes]]:
+    def _send_claim(
+        self, claim: PendingClaim, min_idle_ms: int | str, limit: int, owned: int
+    ) -> tuple[int, int, list[bytes]]:
         config, is_cluster, info = self.config, self.client.is_cluster, claim.payload
         name = info.data_stream_name
         keys = [self.keys.stream, self.keys.owners, self.keys.token, self.keys.peers]

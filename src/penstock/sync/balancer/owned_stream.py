@@ -248,8 +248,8 @@ class OwnedStream:
     def _record(self, position: str, ttl_ms: int | str = "") -> str:
         # From the first call on, the positions of earlier owners are refused.
         keys, args = [self._keys.position(self.name)], (self.token, position, ttl_ms)
-        found, is_heard = self._client.run("balancer/position", keys, args, Repeat.IDEMPOTENT)
-        if not is_heard:
+        found, is_current = self._client.run("balancer/position", keys, args, Repeat.IDEMPOTENT)
+        if not is_current:
             raise OwnershipLost(
                 f"the position of {self.name!r} was not recorded: a newer owner has opened the stream (token "
                 f"{self.token} is out of date)"

@@ -16,7 +16,7 @@ from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.redis.blocking_read import BlockingRead
 
 _BLOCK_MS = 1_000
-_MOST_AT_ONCE = 16
+_MAX_AT_ONCE = 16
 _TURN_S = 0.01  # how long to wait while new streams are left to others
 _REPLY_MARGIN_S = 5.0
 
@@ -89,8 +89,8 @@ class Reader:
 
     def _wanted(self) -> int:
         capacity = self._config.capacity
-        free = _MOST_AT_ONCE if capacity is None else capacity - len(self._holdings)
-        return max(1, min(free, self._notices.room, _MOST_AT_ONCE))
+        free = _MAX_AT_ONCE if capacity is None else capacity - len(self._holdings)
+        return max(1, min(free, self._notices.room, _MAX_AT_ONCE))
 
     def _wait_for_slot(self) -> bool:
         capacity = self._config.capacity

@@ -57,8 +57,8 @@ class Runner:
         self._stopping.set_from_outside()
 
     def run(self, on_signal: Callable[[], None] | None) -> None:
-        """Run until stop(), or until the balancer cannot go on."""
-        with graceful_end(self._wind_up, self._grace_s, on_signal):
+        """Run until stop(), or until the balancer fails."""
+        with graceful_end(self._shut_down, self._grace_s, on_signal):
             notices = self._balancer.start()
             self._activities.start(self._follow, notices)
             self._activities.start(self._watcher.run)
@@ -68,7 +68,7 @@ class Runner:
             raise self._exit
         self._activities.raise_failure()
 
-    def _wind_up(self, grace_s: float) -> None:
+    def _shut_down(self, grace_s: float) -> None:
         self._stopping.set()
         for stream in list(self._streams.values()):
             stream.drain()
@@ -204,7 +204,7 @@ class Runner:
         # A handler that does not release its stream in time keeps it, and is asked again after all others.
         now_s, streams = time.monotonic(), self._streams.copy()  # it changes as handlers start and end
         # A stream that left and came back under the same key is another one, which was not asked for.
-        self._moving = {key: asked for key, asked in self._moving.items() if streams.get(key) is asked[0]}
+        self._moving = {key: entry for key, entry in self._moving.items() if streams.get(key) is entry[0]}
         kept = [key for key, (_, until_s) in self._moving.items() if now_s > until_s]
         for key in kept:
             streams[key].is_draining = False

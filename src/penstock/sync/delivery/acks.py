@@ -17,8 +17,8 @@ from penstock.sync.delivery.in_flight import InFlight
 LINGER_S = 0.007
 _OLD_S = 0.002
 _RECORD_EVERY_S = 0.1
-_WORTH_CARRYING = 10
-_WORTH_COUNTING = 50  # fewer ids are just as cheap to look up
+_CARRIED_FROM = 10
+_COUNTED_FROM = 50  # fewer ids are just as cheap to look up
 
 
 class Acks(NamedTuple):
@@ -35,7 +35,7 @@ class AckSender:
 
     def __init__(self, in_flight: InFlight) -> None:
         self._in_flight, self._commands, self._tally = in_flight, in_flight.context.commands, in_flight.context.tally
-        self._must_look = False  # the server's count was not the expected one: look up the next ids
+        self._must_look_up = False  # the server's count was not the expected one: look up the next ids
         self._carried = 0  # how many reads carried acknowledgements
         self._last_record_s = 0.0
         self._is_record_old = False  # some were acknowledged since the position was recorded
@@ -50,7 +50,7 @@ class AckSender:
         in_flight = self._in_flight
         if for_read:
             count = len(in_flight.finished)
-            if count < _WORTH_CARRYING and not (count and time.monotonic() - in_flight.first_finished_s > _OLD_S):
+            if count < _CARRIED_FROM and not (count and time.monotonic() - in_flight.first_finished_s > _OLD_S):
                 return None
             self._carried += 1
         in_flight.has_finished.clear()
@@ -61,8 +61,8 @@ class AckSender:
             del in_flight.finished[:MAX_IDS]
             unfinished, left = len(in_flight), len(in_flight.finished)
             forget, in_flight.has_attempts = in_flight.has_attempts, in_flight.has_attempts and left > 0
-            is_known = is_calm and len(ids) >= _WORTH_COUNTING and not in_flight.unanswered and not self._must_look
-            self._must_look = False
+            is_known = is_calm and len(ids) >= _COUNTED_FROM and not in_flight.unanswered and not self._must_look_up
+            self._must_look_up = False
             expected = unfinished + left + len(ids) if is_known else -1
             in_flight.unanswered.append(ids)
         if in_flight.finished:
@@ -84,7 +84,7 @@ class AckSender:
             return
         acked, refused = (-1, []) if isinstance(reply, PenstockError) else (int(reply[0]), reply[1])
         if acked < 0:
-            self._must_look = not isinstance(reply, PenstockError)
+            self._must_look_up = not isinstance(reply, PenstockError)
             self._take_back(acks)
             return
         self._in_flight.answered(acks.ids)

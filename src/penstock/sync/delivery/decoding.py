@@ -12,10 +12,10 @@ from penstock.errors import DecodeError
 from penstock.model import StreamMessage
 from penstock.policy import Reason, unreadable
 from penstock.protection import Protection, payload_of
-from penstock.serializers import Serializer, checked_serializer, shortcut
+from penstock.serializers import Serializer, checked_serializer, fast_decoder
 from penstock.sync.delivery.group_commands import Redelivery
 
-_MOST_NAMES, _LONGEST = 20, 100  # that an error shows
+_MAX_NAMES, _LONGEST = 20, 100  # that an error shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Decoder:
     def __init__(self, stream: str, serializer: Serializer | None, key: str, protection: Protection | None) -> None:
         self.stream, self._key, self._protection = stream, key, protection
         self._serializer = checked_serializer(serializer)
-        self._quick_decode, self._harmless_bytes = shortcut(self._serializer)
+        self._quick_decode, self._harmless_bytes = fast_decoder(self._serializer)
         self._content_type = getattr(self._serializer, "content_type", None)
 
     def fresh(self, rows: Sequence[tuple[bytes, list[bytes]]]) -> DecodedMessages:
@@ -130,8 +130,8 @@ class Decoder:
 
 
 def _shown(by_name: Mapping[str, bytes]) -> str:
-    names = [name[:_LONGEST] for name in sorted(by_name)[:_MOST_NAMES]]
-    return ", ".join(names + ["..."] * (len(by_name) > _MOST_NAMES)) or "nothing"
+    names = [name[:_LONGEST] for name in sorted(by_name)[:_MAX_NAMES]]
+    return ", ".join(names + ["..."] * (len(by_name) > _MAX_NAMES)) or "nothing"
 
 
 def _text(raw: bytes | None) -> str | None:

@@ -25,18 +25,18 @@ _FLUSH_EVERY_S = 0.1
 
 @contextmanager
 def graceful_end(
-    wind_up: Callable[[float], None], grace_s: float, on_signal: Callable[[], None] | None
+    shut_down: Callable[[float], None], grace_s: float, on_signal: Callable[[], None] | None
 ) -> Iterator[None]:
-    """Call `wind_up` with the grace period when the body ends, or without one after an error or a cancellation.
+    """Call `shut_down` with the grace period when the body ends, or without one after an error or a cancellation.
 
     Until then, SIGTERM and SIGINT call `on_signal`, if it is given.
     """
     unsubscribe = SignalWatch.subscribe(on_signal) if on_signal is not None else None
     try:
         yield
-        wind_up(grace_s)
-    except BaseException:  # also a second signal or cancellation while winding up
-        shielded(2 * CLEANUP_TIMEOUT_S, wind_up, 0.0)
+        shut_down(grace_s)
+    except BaseException:  # also a second signal or cancellation while shutting down
+        shielded(2 * CLEANUP_TIMEOUT_S, shut_down, 0.0)
         raise
     finally:
         if unsubscribe is not None:
@@ -58,7 +58,7 @@ class Drain:
         with self._reader.claiming:  # else a check for due messages that began before would take them back
             self.quietly(self._park, waiting)
 
-    def let_finish(self, workers: TaskGroup, grace_s: float) -> None:
+    def wait_for_handlers(self, workers: TaskGroup, grace_s: float) -> None:
         """Wait for running handlers, at most for the grace period, and acknowledge finished messages meanwhile."""
         deadline = time.monotonic() + grace_s
         while not workers.join(min(_FLUSH_EVERY_S, max(0.0, deadline - time.monotonic()))):
@@ -74,7 +74,7 @@ class Drain:
         self.quietly(self._park_stranded)
         self.quietly(self._acks.flush)  # if Redis was away before: what has finished must not run again
 
-    def let_go(self) -> None:
+    def hand_back_all(self) -> None:
         """Hand back or acknowledge all messages in the middle of a pass."""
         self.quietly(self._park, self._waiting())
         self.quietly(self._acks.flush)
@@ -90,7 +90,7 @@ class Drain:
 
     def _waiting(self) -> list[Parking]:
         # New messages count as delivered once; for those that wait to run again, the coming run was not counted yet.
-        fresh, again = self._in_flight.call_off()
+        fresh, again = self._in_flight.withdraw_waiting()
         waiting = [Parking(entry_id, 0, 0, 0) for entry_id in fresh]
         return waiting + [Parking(m.id, 0, m.delivery_count, m.attempts) for m in again]
 
@@ -102,16 +102,16 @@ class Drain:
     def _park(self, parkings: list[Parking]) -> None:
         in_flight, is_fenced = self._in_flight, self._commands.is_fenced
         with in_flight.lock:  # else a renewal might miss them
-            told = in_flight.drop([parking.id for parking in parkings])  # a handler that finishes now is too late
-            if told and not is_fenced:
-                in_flight.unanswered.append(told)  # in flight until the server has answered
-        if not told or is_fenced:
+            dropped = in_flight.drop([parking.id for parking in parkings])  # a handler that finishes now is too late
+            if dropped and not is_fenced:
+                in_flight.unanswered.append(dropped)  # in flight until the server has answered
+        if not dropped or is_fenced:
             return
-        ours = set(told)
+        ours = set(dropped)
         try:
             answers = self._commands.park([parking for parking in parkings if parking.id in ours])
         finally:
-            in_flight.answered(told)
+            in_flight.answered(dropped)
         self._context.tally.count(handed_back=sum(answers))
         self._context.emit(EventName.HANDED_BACK, count=sum(answers))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.sync.delivery.group import ConsumerGroup
 
 _STEP = 2_000  # entries per script call, or fewer large ones
-_MOST_STEPS = 256
+_MAX_STEPS = 256
 _SHORT = 10_000  # needed entries that are counted; a longer backlog is not
 _ALL = 1 << 53
 
@@ -78,7 +78,7 @@ class Janitor:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RangeCount:
     """The outcome of counting the entries of a range."""
 
     count: int
@@ -89,17 +89,17 @@ class Counted:
     most: int  # upper bound of the entries in the range
 
 
-def _step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> tuple[Counted, str]:
+def _step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> tuple[RangeCount, str]:
     # Returns what one call counted, and where to continue; '' = the range has ended.
     reply = client.run("streams/count_range", [stream], [start, end, most], Repeat.READ)
     count, first, further, length, now_ms = reply
     most = int(length if further else count)
-    return Counted(int(count), first.decode(), int(length), int(now_ms), not further, most), further.decode()
+    return RangeCount(int(count), first.decode(), int(length), int(now_ms), not further, most), further.decode()
 
 
 def count_range(
     client: StreamClient, stream: str, start: str, end: str, most: int | None = None, steps: int | None = None
-) -> Counted:
+) -> RangeCount:
     """Count the entries of a range, up to `most` of them, in at most `steps` steps."""
     total, first, taken = 0, "", 0
     while True:
@@ -110,7 +110,7 @@ def count_range(
             return replace(step, count=total, first=first, most=total if step.is_all else step.length)
 
 
-def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> Counted:
+def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> RangeCount:
     """Count the entries after an id, up to `most`, as long as that does not take the server too long.
 
     Without `most`, entries before and after the id are counted in turn: if finished entries are trimmed, there are
@@ -120,13 +120,13 @@ def count_after(client: StreamClient, stream: str, last_delivered: str, most: in
         return count_range(client, stream, ids.LAST, ids.ZERO)  # no id is greater
     start, before = ids.after(last_delivered), "-"
     if most is not None:
-        return count_range(client, stream, start, "+", most, _MOST_STEPS)
+        return count_range(client, stream, start, "+", most, _MAX_STEPS)
     total, first, counted, steps = 0, "", 0, 0
     while True:
         behind, start = _step(client, stream, start, "+")
         total, first = total + behind.count, first or behind.first
         steps += 2
-        if behind.is_all or steps > _MOST_STEPS:
+        if behind.is_all or steps > _MAX_STEPS:
             return replace(behind, count=total, first=first, most=total if behind.is_all else behind.length - counted)
         ahead, before = _step(client, stream, before, last_delivered)
         counted += ahead.count

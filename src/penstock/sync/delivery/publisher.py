@@ -28,8 +28,8 @@ from penstock.errors import (
 from penstock.redis.blocking import Connection, Reply
 from penstock.redis.master_watch import MasterReplaced
 from penstock.redis.packing import Command
-from penstock.redis.retry import PASSING, RetryBudget, pause_s
-from penstock.redis.scripts import MOST_BYTES, script, steps
+from penstock.redis.retry import RETRYABLE, RetryBudget, pause_s
+from penstock.redis.scripts import MAX_BYTES, script, steps
 from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.threads import Combiner, Promise, connection_scope, new_promise, pause
@@ -103,7 +103,7 @@ class Publisher:
         self._connection: Connection | None = None
         self._scope: object = None
         self._was_connected = False
-        self._chance = random.Random()
+        self._rng = random.Random()
         self._combiner: Combiner[Item] = Combiner(self._send, settings.linger_s, settings.max_buffered)
         self.is_full = self._combiner.is_full  # asked before every post
         self.wait_for_room = self._combiner.wait_for_room
@@ -137,7 +137,7 @@ class Publisher:
         connection, messages = self._open_connection(), _messages(items)
         if connection is None or len(messages) > self._settings.max_batch:
             return False
-        if len(messages) > 1 and sum([len(message.raw) for message in messages]) > MOST_BYTES:
+        if len(messages) > 1 and sum([len(message.raw) for message in messages]) > MAX_BYTES:
             return False
         command = self._compose(messages)
 
@@ -212,7 +212,7 @@ class Publisher:
                 if self._settings.retry.is_given_up():
                     break
                 waits += 1
-                pause(pause_s(waits, self._chance, longest_s=0.25))
+                pause(pause_s(waits, self._rng, longest_s=0.25))
                 refused = [i for i, answer in enumerate(answers) if isinstance(answer, StreamFull)]
                 again = self._publish_once([messages[i] for i in refused])
                 for i, answer in zip(refused, again, strict=True):
@@ -234,22 +234,22 @@ class Publisher:
     def _exchange(self, command: Command, messages: list[Encoded], failure: PenstockError | None) -> list[Reply]:
         # Sends a batch until it is answered or the retry budget is used up.
         retry = self._settings.retry
-        trial, is_unknown, asked = retry.start(), False, None
+        trial, is_unknown, ask_host = retry.start(), False, None
         while True:
             try:
                 if failure is not None:
                     error, failure = failure, None
                     raise error
-                return self._try(command, asked)
+                return self._try(command, ask_host)
             except ScriptMissing:
                 command = ("EVAL", self._script.source, *command[2:])
                 continue
-            except PASSING as error:
+            except RETRYABLE as error:
                 is_absent = isinstance(error, ConnectionFailed) and not isinstance(error, MasterReplaced)
                 if is_absent and not (self._was_connected or retry.waits_for_server):
                     raise
                 is_unknown = is_unknown or isinstance(error, ConnectionLost)
-                asked = error.asked if isinstance(error, Redirected) else None
+                ask_host = error.ask_host if isinstance(error, Redirected) else None
                 self._client.leave(self._connection, error)
                 self._disconnect()
                 wait_s = trial.pause_after(error)
@@ -268,22 +268,22 @@ class Publisher:
             [message.message_id for message in messages],
         )
 
-    def _try(self, command: Command, asked: Host | None) -> list[Reply]:
+    def _try(self, command: Command, ask_host: Host | None) -> list[Reply]:
         is_fast = self._settings.durability == "fast"
         commands = [command] if is_fast else [command, self._wait_command()]
         wait_s = 0.0 if is_fast else self._settings.durability_timeout_ms / 1000
-        if asked is None:
+        if ask_host is None:
             connection = self._open_connection() or self._connect()
         else:
             # The slot is being moved. ASKING applies to the next command on the connection, so send both in one write.
             commands.insert(0, ("ASKING",))
-            connection = self._connection_to(asked)
+            connection = self._connection_to(ask_host)
         try:
             replies = connection.pipeline(commands, self._client.settings.socket_timeout_s + wait_s)
         finally:
-            if asked is not None and not is_fast:
+            if ask_host is not None and not is_fast:
                 connection.close()
-        if asked is not None:
+        if ask_host is not None:
             del replies[0]
         if isinstance(replies[0], PenstockError):
             raise replies[0]
@@ -295,11 +295,11 @@ class Publisher:
         self._scope, self._was_connected = connection_scope(), True
         return self._connection
 
-    def _connection_to(self, asked: Host | None) -> Connection:
+    def _connection_to(self, ask_host: Host | None) -> Connection:
         if self._settings.durability == "fast":
-            return self._client.connection(self._keys.stream, asked)
+            return self._client.connection(self._keys.stream, ask_host)
         # WAIT is about the writes of its own connection, and would block others that share it.
-        return self._client.dedicated(self._keys.stream, asked)
+        return self._client.dedicated(self._keys.stream, ask_host)
 
     def _wait_command(self) -> Command:
         timeout_ms = self._settings.durability_timeout_ms

@@ -25,7 +25,7 @@ _IDLE_POLL_S = 0.05
 
 
 _PAGE = PageLimits(50, MAX_IDS, 4 << 20)  # at most as many as a read can acknowledge
-_MOST_BYTES = 16 << 20  # of the messages that wait in this process
+_MAX_BYTES = 16 << 20  # of the messages that wait in this process
 
 
 class PrefetchWindow:
@@ -39,7 +39,7 @@ class PrefetchWindow:
         """Record that messages arrived."""
         self._refilled_s = time.monotonic()
 
-    def ran_low(self) -> None:
+    def adjust(self) -> None:
         """Record that there is room: double the target if messages were handled fast, halve it if they waited long."""
         took_s = time.monotonic() - self._refilled_s
         if took_s < _FAST_S:
@@ -66,7 +66,7 @@ class MessageReader:
         self._page, self._most_waiting = _PAGE.first, config.max_prefetch
         self._sweep_interval_s = config.effective_recovery_ms / 1000
         self._blocking = BlockingRead(context.client, context.commands.keys.stream)
-        self._asked: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
+        self._ask_host: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
         self._must_sweep = True
         self.has_read = False
         self._last_sweep_s = 0.0
@@ -75,13 +75,13 @@ class MessageReader:
 
     def read(self, count: int) -> int:
         """Read new messages once, together with acknowledgements; return how many arrived."""
-        self._ready()
+        self._prepare()
         in_flight, found, is_answered = self._in_flight, 0, False
         acks = self._acks.take(for_read=True, is_calm=in_flight.is_exact and not self.claiming.locked())
         commands: list[Command] = [self._commands.ack_command(*acks)] if acks else []
         commands.append(self._commands.read_command(count, self._block_ms or None))
-        step = 2 if self._asked else 1
-        if self._asked:  # counts for one command only
+        step = 2 if self._ask_host else 1
+        if self._ask_host:  # counts for one command only
             commands = [part for command in commands for part in (("ASKING",), command)]
 
         def on_reply(index: int, reply: Reply) -> None:
@@ -116,7 +116,7 @@ class MessageReader:
         if not rows:
             return 0
         found, size = len(rows), self._blocking.reply_bytes
-        self._page, self._most_waiting = _PAGE.after(found, size), found * _MOST_BYTES // max(1, size)
+        self._page, self._most_waiting = _PAGE.after(found, size), found * _MAX_BYTES // max(1, size)
         if is_late(self._blocking.sent_s, self._late_s):
             self._must_sweep = True  # the sweep takes those that are still ours
             self._read_less()
@@ -135,7 +135,7 @@ class MessageReader:
             self._client.load(connection, [script("streams/ack")])
             return
         if isinstance(error, Redirected | ReadOnlyServer):
-            self._asked = error.asked if isinstance(error, Redirected) else None
+            self._ask_host = error.ask_host if isinstance(error, Redirected) else None
             self._client.leave(connection, error)
             self.close()
         raise error
@@ -146,7 +146,7 @@ class MessageReader:
         self._in_flight.wait_for_room(min(prefetch.target, self._most_waiting) // 2)
         if self._in_flight.is_closed:
             return
-        prefetch.ran_low()
+        prefetch.adjust()
         # At least one, even if more are waiting than expected, because the read also carries acknowledgements.
         count = max(1, min(min(prefetch.target, self._most_waiting) - self._in_flight.waiting, self._page))
         found = self.read(count)
@@ -155,14 +155,14 @@ class MessageReader:
         elif found < count:
             next_tick()  # few messages: let the worker run before the next read
 
-    def _ready(self) -> None:
+    def _prepare(self) -> None:
         if not self._blocking.is_open:
             was_connected = self._blocking.connection is not None
-            if was_connected and self._asked is None:
+            if was_connected and self._ask_host is None:
                 self._client.refresh()  # another server may serve the stream by now
-            asked, self._asked = self._asked, None
-            self._blocking.open(asked, ("SCRIPT", "LOAD", script("streams/ack").source))
-            self._asked = asked  # only now, so that a node that cannot be reached is not asked again
+            ask_host, self._ask_host = self._ask_host, None
+            self._blocking.open(ask_host, ("SCRIPT", "LOAD", script("streams/ack").source))
+            self._ask_host = ask_host  # only now, so that a node that cannot be reached is not asked again
             self._must_sweep = True
             if was_connected:
                 self._emit(EventName.RECONNECTED)
@@ -204,7 +204,7 @@ class MessageReader:
         self._end_read()
 
     def _end_read(self) -> None:
-        is_woken = self._blocking.wake() and not self._asked
+        is_woken = self._blocking.wake() and not self._ask_host
         if not is_woken and self._blocking.is_under_way:
             self._blocking.abort()  # the server could not be asked: closing the connection ends the read as well
 

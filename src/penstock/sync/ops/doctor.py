@@ -16,13 +16,13 @@ from penstock.ops.findings import (
     pinned,
     short_locks,
     unbounded_dead_letters,
-    without_echoes,
     without_live_consumers,
+    without_repeats,
 )
 from penstock.ops.rights import Place, RoleName, missing_commands, rights_of
 from penstock.ops.server_findings import (
     keyspace_events,
-    known_holes,
+    known_vulnerabilities,
     lacking,
     not_examined,
     open_server,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.sync.ops.inspector import Inspector
 
 _ORDER = [Severity.ERROR, Severity.WARNING, Severity.INFO, Severity.OK]
-_MOST_LOCKS = 500
+_MAX_LOCKS = 500
 _ROLES_OF_PEOPLE = (RoleName.READONLY, RoleName.OPERATOR)
 
 
@@ -56,7 +56,7 @@ class Doctor:
         streams, _, _ = inspector.streams.overview(count_lags=True)
         consumers = inspector.workers.consumers()
         for server in servers:
-            found += [*server_findings(server), *known_holes(server)]
+            found += [*server_findings(server), *known_vulnerabilities(server)]
             found += [*keyspace_events(server, services), *unread_settings(server, services)]
         found += [*self._rights(streams, services), *self._unread_streams(streams)]
         if inspector.client.is_cluster:
@@ -72,7 +72,7 @@ class Doctor:
         found += [*many_groups(streams), *foreign_ids(streams, now_ms), *without_live_consumers(streams, consumers)]
         found += unbounded_dead_letters(inspector.dead_letters.streams(), now_ms)
         return sorted(
-            without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
+            without_repeats(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
         )
 
     def _rights(self, streams: Sequence[StreamInfo], services: Sequence[ServiceInfo]) -> list[Finding]:
@@ -94,8 +94,8 @@ class Doctor:
         return found
 
     def _user(self, name: str) -> dict[bytes, Any]:
-        told = self._inspector.client.call("", "ACL", "GETUSER", name)
-        return {told[i]: told[i + 1] for i in range(0, len(told or ()), 2)}
+        rules = self._inspector.client.call("", "ACL", "GETUSER", name)
+        return {rules[i]: rules[i + 1] for i in range(0, len(rules or ()), 2)}
 
     def _lacks(self, role: RoleName, rules: str) -> list[str]:
         is_cluster = self._inspector.client.is_cluster
@@ -123,6 +123,6 @@ class Doctor:
             right = "CONFIG GET" if client.is_cluster else "SENTINEL MASTER at a Sentinel that is reachable"
             return [not_examined("services", what, right)]
         for service in services:
-            page = self._inspector.services.streams(service.name, is_waiting=False, limit=_MOST_LOCKS)
+            page = self._inspector.services.streams(service.name, is_waiting=False, limit=_MAX_LOCKS)
             found += short_locks(service.name, page.items, timeout_ms)
         return found

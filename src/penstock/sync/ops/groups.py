@@ -17,10 +17,10 @@ from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.shown import command_line
 from penstock.sync.delivery.group import ConsumerGroup
-from penstock.sync.ops.catalogue import MOST_GROUPS, Catalogue, Look, missing_stream
+from penstock.sync.ops.catalogue import MAX_GROUPS, Catalogue, StreamSnapshot, missing_stream
 from penstock.sync.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     Consumer,
     ConsumerState,
     GroupInfo,
@@ -44,11 +44,11 @@ class Groups:
         """Return the first 64 groups of a stream; a lag that takes long to count is a bound."""
         return (self.page(stream)).items
 
-    def page(self, stream: str, *, limit: int = MOST_GROUPS, cursor: str = "") -> Page[GroupInfo]:
+    def page(self, stream: str, *, limit: int = MAX_GROUPS, cursor: str = "") -> Page[GroupInfo]:
         """Return groups of a stream, up to 64 at once; a lag that takes long to count is a bound."""
         check_number("limit", limit)
-        first, limit = envelope.number(cursor) or 0, min(limit, MOST_GROUPS)
-        found = self._streams.look([stream], (), most_groups=limit, first_group=first)
+        first, limit = envelope.number(cursor) or 0, min(limit, MAX_GROUPS)
+        found = self._streams.describe([stream], (), most_groups=limit, first_group=first)
         if not found:
             self._streams.info(stream, memory=False)  # raises NotFound, or PermissionDenied
             return Page(())
@@ -62,7 +62,7 @@ class Groups:
 
     def _known(self, stream: str, group: str) -> GroupInfo:
         check_name("group", group)
-        found = self._streams.look([stream], (), only_group=group)
+        found = self._streams.describe([stream], (), only_group=group)
         if not found:
             self._streams.info(stream, memory=False)  # raises NotFound where there is no stream
         if found and found[0].groups:
@@ -81,10 +81,10 @@ class Groups:
         first = self.info(stream, group)
         if not over_s:
             return group_lag(first)
-        before = self._look(stream)
+        before = self._snapshot(stream)
         pause(over_s)
         last = self.info(stream, group)
-        after = self._look(stream)
+        after = self._snapshot(stream)
         added, counted = after.entries_added, before.entries_added
         if added is None or counted is None:  # before Redis 7.0, or of huge entries, which are not looked at
             if not before.last_generated_id:
@@ -94,14 +94,14 @@ class Groups:
             if found_since is None:
                 return group_lag(last)
             added, counted = max(found_since, after.length - before.length), 0
-        start = _at_look(before, counted, first)
-        found = rates(start, _at_look(after, added, last))
+        start = _at_snapshot(before, counted, first)
+        found = rates(start, _at_snapshot(after, added, last))
         if found is None:
             return group_lag(last)
         return replace(group_lag(last), in_per_s=found.in_per_s, out_per_s=found.out_per_s, drain_s=found.drain_s)
 
-    def _look(self, stream: str) -> Look:
-        found = (self._catalogue.look([stream])).get(stream)
+    def _snapshot(self, stream: str) -> StreamSnapshot:
+        found = (self._catalogue.snapshots([stream])).get(stream)
         if found is None:
             raise missing_stream(stream)
         return found
@@ -135,8 +135,11 @@ class Groups:
         """
         check_number("limit", limit)
         check_name("group", group)
-        key, looks = self._catalogue.keys(stream).stream, self._catalogue.look([stream], only_group=group)
-        if any(each.consumers > MOST_CONSUMERS for look in looks.values() for each in look.groups):
+        key, snapshots = (
+            self._catalogue.keys(stream).stream,
+            self._catalogue.snapshots([stream], only_group=group),
+        )
+        if any(each.consumers > MAX_CONSUMERS for snapshot in snapshots.values() for each in snapshot.groups):
             return Page(())
         with self._catalogue.group_must_exist(stream, group):
             rows = self._client.call(key, "XINFO", "CONSUMERS", key, group)
@@ -188,9 +191,9 @@ class Groups:
         return found.pending
 
     def _alive(self, group: GroupInfo) -> int:
-        if group.consumers > MOST_CONSUMERS:
+        if group.consumers > MAX_CONSUMERS:
             return group.consumers  # too many to list
-        found = self.consumers(group.stream, group.name, limit=MOST_CONSUMERS)
+        found = self.consumers(group.stream, group.name, limit=MAX_CONSUMERS)
         return sum(each.state is not ConsumerState.DEAD for each in found.items)
 
 
@@ -239,5 +242,5 @@ def _position(to: Bound) -> str:
     return to
 
 
-def _at_look(look: Look, added: int, group: GroupInfo) -> GroupPosition:
-    return GroupPosition(look.now_ms / 1000, added, group.lag.count, group.lag.is_exact, group.last_delivered_id)
+def _at_snapshot(snapshot: StreamSnapshot, added: int, group: GroupInfo) -> GroupPosition:
+    return GroupPosition(snapshot.now_ms / 1000, added, group.lag.count, group.lag.is_exact, group.last_delivered_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from penstock import ids
 from penstock.errors import PenstockError, ServerError
 from penstock.model import Lag
-from penstock.sync.ops.catalogue import GroupLook, Look
+from penstock.sync.ops.catalogue import GroupSnapshot, StreamSnapshot
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import run_many
 
@@ -71,39 +71,41 @@ def drain_s(lag: int, in_per_s: float, out_per_s: float) -> float | None:
     return lag / (out_per_s - in_per_s) if out_per_s > in_per_s else None
 
 
-def certain(look: Look, group: GroupLook) -> int | None:
+def exact_unread(snapshot: StreamSnapshot, group: GroupSnapshot) -> int | None:
     """Return how many entries are unread where that is certain without counting them."""
     if group.first_unread_id == "":
         return 0
-    if group.first_unread_id == look.first_id:
-        return look.length
+    if group.first_unread_id == snapshot.first_id:
+        return snapshot.length
     # What was read and what was not are all that was ever added: if all of it is there, the counters missed nothing.
-    if group.entries_read is not None and group.lag is not None and group.entries_read + group.lag == look.length:
+    if group.entries_read is not None and group.lag is not None and group.entries_read + group.lag == snapshot.length:
         return group.lag
     return None
 
 
-def measure(client: StreamClient, groups: Sequence[tuple[str, Look, GroupLook]], steps: int = LIST_STEPS) -> list[Lag]:
+def measure(
+    client: StreamClient, groups: Sequence[tuple[str, StreamSnapshot, GroupSnapshot]], steps: int = LIST_STEPS
+) -> list[Lag]:
     """Return the lags of many groups, each with the key of its stream, in few round trips.
 
     If the counters are not certain and `steps` do not reach an end of the stream, the lag is an upper bound.
     """
-    known = [certain(look, group) for _, look, group in groups]
+    known = [exact_unread(snapshot, group) for _, snapshot, group in groups]
     counts = {
-        place: _Count(key, group.last_delivered_id)
-        for place, (key, look, group) in enumerate(groups)
-        if not look.has_huge_entries and (known[place] is None or group.first_unread_id == "?")
+        index: _Count(key, group.last_delivered_id)
+        for index, (key, snapshot, group) in enumerate(groups)
+        if not snapshot.has_huge_entries and (known[index] is None or group.first_unread_id == "?")
     }
     _advance(client, list(counts.values()), _FEW)
-    _finish(client, [count for place, count in counts.items() if known[place] is None], steps)
-    return [_lag(look, group, known[place], counts.get(place)) for place, (_, look, group) in enumerate(groups)]
+    _finish(client, [count for index, count in counts.items() if known[index] is None], steps)
+    return [_lag(snapshot, group, known[index], counts.get(index)) for index, (_, snapshot, group) in enumerate(groups)]
 
 
-def _lag(look: Look, group: GroupLook, known: int | None, counted: _Count | None) -> Lag:
-    if look.has_huge_entries:
-        return _unlooked(look, group, known)
+def _lag(snapshot: StreamSnapshot, group: GroupSnapshot, known: int | None, counted: _Count | None) -> Lag:
+    if snapshot.has_huge_entries:
+        return _uncounted(snapshot, group, known)
     first = group.first_unread_id if counted is None else counted.first
-    age_s = max(0, look.now_ms - ids.parse(first)[0]) / 1000 if first else 0.0
+    age_s = max(0, snapshot.now_ms - ids.parse(first)[0]) / 1000 if first else 0.0
     if counted is None:
         return Lag(known or 0, age_s)
     if counted.is_exact:
@@ -115,16 +117,16 @@ def _lag(look: Look, group: GroupLook, known: int | None, counted: _Count | None
     return Lag(max(counted.behind, most), age_s, is_exact=False)
 
 
-def _unlooked(look: Look, group: GroupLook, known: int | None) -> Lag:
+def _uncounted(snapshot: StreamSnapshot, group: GroupSnapshot, known: int | None) -> Lag:
     # No entry was looked at: the oldest unread one is younger than the last that was read.
     since_ms = ids.parse(group.last_delivered_id)[0]
-    count = known if known is not None else min(look.length, look.length if group.lag is None else group.lag)
-    age_s = max(0, look.now_ms - since_ms) / 1000 if count and since_ms else 0.0
+    count = known if known is not None else min(snapshot.length, snapshot.length if group.lag is None else group.lag)
+    age_s = max(0, snapshot.now_ms - since_ms) / 1000 if count and since_ms else 0.0
     return Lag(count, age_s, is_exact=known is not None)
 
 
 class _Count:
-    """The entries behind a position and those up to it, counted a step at a time until one of both has ended."""
+    """The entries behind a position and those up to it, counted step by step until one of the two is complete."""
 
     def __init__(self, key: str, position: str) -> None:
         self.key, self.position = key, position

@@ -20,7 +20,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import Question, ask
 
 _STEP = 500  # entries of one command: a filter by the server would look at all of them at once
-_MOST_STEPS = 20
+_MAX_STEPS = 20
 
 PendingRow = tuple[bytes, bytes, int, int]  # id, consumer, idle time in ms, deliveries
 
@@ -46,7 +46,7 @@ class PendingMessages:
         check_number("limit", limit)
         keys, start = self._catalogue.keys(stream), after(cursor) if cursor else "-"
         found: list[Pending] = []
-        for _ in range(_MOST_STEPS):
+        for _ in range(_MAX_STEPS):
             rows = self._rows(stream, group, start, min(_STEP, limit), consumer)
             old_enough = [row for row in rows if int(row[2]) >= min_idle_ms]
             for entry in self._described(stream, group, keys.retries(group), keys.attempts(group), old_enough):

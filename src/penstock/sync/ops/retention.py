@@ -10,11 +10,11 @@ from penstock.errors import PenstockError
 from penstock.number_checks import check_number
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.janitor import count_after
-from penstock.sync.ops.catalogue import Catalogue, GroupLook, Look, kind_of, missing_stream
+from penstock.sync.ops.catalogue import Catalogue, GroupSnapshot, StreamSnapshot, kind_of, missing_stream
 from penstock.sync.ops.groups import consumers_of
 from penstock.sync.ops.lag import measure
 from penstock.sync.ops.model import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     ConsumerState,
     GroupKind,
     Page,
@@ -40,55 +40,61 @@ class Retention:
 
     def report(self, stream: str) -> RetentionInfo:
         """Return who pins a stream and what could go, counted; raise NotFound if there is no such stream."""
-        looks = self._catalogue.look([stream], _MANY_GROUPS)
-        if stream not in looks:
+        snapshots = self._catalogue.snapshots([stream], _MANY_GROUPS)
+        if stream not in snapshots:
             raise missing_stream(stream)
-        [found] = self._described([looks[stream]])
+        [found] = self._described([snapshots[stream]])
         return found
 
     def page(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[RetentionInfo]:
         """Return the same for many streams, by name; where counting takes long, `finished` is a lower bound."""
         check_number("limit", limit)
         names = [name for name in self._catalogue.names(match) if name > cursor]
-        looks = self._catalogue.look(names[:limit])
-        found = self._described(list(looks.values()))
+        snapshots = self._catalogue.snapshots(names[:limit])
+        found = self._described(list(snapshots.values()))
         return Page(tuple(found), names[limit - 1] if len(names) > limit else "")
 
-    def _described(self, looks: Sequence[Look]) -> list[RetentionInfo]:
-        client, keys = self._client, [self._catalogue.keys(look.name).stream for look in looks]
-        task_queues = self._catalogue.task_queues([look.name for look in looks])
-        silent = self._silent(looks)
-        groups = [(key, look, group) for key, look in zip(keys, looks, strict=True) for group in look.groups]
+    def _described(self, snapshots: Sequence[StreamSnapshot]) -> list[RetentionInfo]:
+        client, keys = self._client, [self._catalogue.keys(snapshot.name).stream for snapshot in snapshots]
+        task_queues = self._catalogue.task_queues([snapshot.name for snapshot in snapshots])
+        silent = self._silent(snapshots)
+        groups = [
+            (key, snapshot, group) for key, snapshot in zip(keys, snapshots, strict=True) for group in snapshot.groups
+        ]
         lags = iter(measure(client, groups))
-        floors = [floor_of(look) for look in looks]
+        floors = [floor_of(snapshot) for snapshot in snapshots]
         # Entries before the floor are finished: count them as if a group had read up to there.
         marks = [
-            (key, look, _read_up_to(look, floor)) for key, look, floor in zip(keys, looks, floors, strict=True) if floor
+            (key, snapshot, _read_up_to(snapshot, floor))
+            for key, snapshot, floor in zip(keys, snapshots, floors, strict=True)
+            if floor
         ]
         needed = iter(measure(client, marks))
         memory = ask(client, [(key, ("MEMORY", "USAGE", key, "SAMPLES", _SAMPLES)) for key in keys])
         found: list[RetentionInfo] = []
-        for look, floor, told in zip(looks, floors, memory, strict=True):
+        for snapshot, floor, used in zip(snapshots, floors, memory, strict=True):
             kept = next(needed) if floor else None
-            finished = max(0, look.length - kept.count) if kept else 0
-            size = None if told is None or isinstance(told, PenstockError) else int(told)
+            finished = max(0, snapshot.length - kept.count) if kept else 0
+            size = None if used is None or isinstance(used, PenstockError) else int(used)
             found.append(
                 RetentionInfo(
-                    look.name, kind_of(look, task_queues)[0], look.length, size, floor, finished,
-                    _share(size, finished, look.length), kept.is_exact if kept else True,
-                    tuple(_pin(look, group, floor, next(lags).count, silent) for group in look.groups),
+                    snapshot.name, kind_of(snapshot, task_queues)[0], snapshot.length, size, floor, finished,
+                    _share(size, finished, snapshot.length), kept.is_exact if kept else True,
+                    tuple(_pin(snapshot, group, floor, next(lags).count, silent) for group in snapshot.groups),
                 )
             )  # fmt: skip
         return found
 
-    def _silent(self, looks: Sequence[Look]) -> set[tuple[str, str]]:
+    def _silent(self, snapshots: Sequence[StreamSnapshot]) -> set[tuple[str, str]]:
         # Groups whose consumers have all been silent.
-        groups = [(look.name, group) for look in looks for group in look.groups]
-        asked = [(name, group) for name, group in groups if 0 < group.consumers <= MOST_CONSUMERS]
-        keys = [self._catalogue.keys(name).stream for name, _ in asked]
-        questions = [(key, ("XINFO", "CONSUMERS", key, each.name)) for key, (_, each) in zip(keys, asked, strict=True)]
+        groups = [(snapshot.name, group) for snapshot in snapshots for group in snapshot.groups]
+        selected = [(name, group) for name, group in groups if 0 < group.consumers <= MAX_CONSUMERS]
+        keys = [self._catalogue.keys(name).stream for name, _ in selected]
+        questions = [
+            (key, ("XINFO", "CONSUMERS", key, each.name)) for key, (_, each) in zip(keys, selected, strict=True)
+        ]
         silent = {(name, group.name) for name, group in groups if not group.consumers}
-        for (name, group), rows in zip(asked, ask(self._client, questions), strict=True):
+        for (name, group), rows in zip(selected, ask(self._client, questions), strict=True):
             if isinstance(rows, PenstockError):
                 continue
             states = {each.state for each in consumers_of(name, group.name, rows)}
@@ -119,14 +125,14 @@ class Retention:
             return TrimReport(stream, 0, 0, True, dry_run, note=_NO_ARCHIVE)
         finished, is_exact = self._finished(found)
         excess = self._excess(found, policy, finished)
-        goes = min(excess, finished)
+        removable = min(excess, finished)
         held = tuple(pin.group for pin in found.pins if pin.is_lowest) if excess > finished else ()
-        size = _share(found.memory_bytes, goes, found.length)
+        size = _share(found.memory_bytes, removable, found.length)
         if dry_run:
-            return TrimReport(stream, goes, size, is_exact, dry_run, excess, held)
+            return TrimReport(stream, removable, size, is_exact, dry_run, excess, held)
         gone = 0
-        while gone < goes:
-            args = [goes - gone]
+        while gone < removable:
+            args = [removable - gone]
             step = int(self._client.run("streams/trim", [self._catalogue.keys(stream).stream], args, Repeat.ONCE))
             if not step:
                 break
@@ -155,30 +161,30 @@ class Retention:
         return max(0, *beyond) if beyond else finished
 
 
-def floor_of(look: Look) -> str:
+def floor_of(snapshot: StreamSnapshot) -> str:
     """Return the first id that some group needs; '' = the stream has no group."""
-    floors = [needed_by(group) for group in look.groups]
-    return min(floors, key=ids.parse) if floors and look.groups_count == len(look.groups) else ""
+    floors = [needed_by(group) for group in snapshot.groups]
+    return min(floors, key=ids.parse) if floors and snapshot.groups_count == len(snapshot.groups) else ""
 
 
-def _read_up_to(look: Look, floor: str) -> GroupLook:
-    is_all_needed = not look.first_id or ids.parse(floor) <= ids.parse(look.first_id)
-    unread = look.first_id if is_all_needed and not look.has_huge_entries else "?"
-    return GroupLook("", 0, 0, ids.before(floor), None, None, unread, "", 0)
+def _read_up_to(snapshot: StreamSnapshot, floor: str) -> GroupSnapshot:
+    is_all_needed = not snapshot.first_id or ids.parse(floor) <= ids.parse(snapshot.first_id)
+    unread = snapshot.first_id if is_all_needed and not snapshot.has_huge_entries else "?"
+    return GroupSnapshot("", 0, 0, ids.before(floor), None, None, unread, "", 0)
 
 
-def needed_by(group: GroupLook) -> str:
+def needed_by(group: GroupSnapshot) -> str:
     """Return the first id that a group needs: its oldest pending entry, or what follows the last one it was handed."""
     unread = ids.after(group.last_delivered_id)
     return min(unread, group.oldest_pending_id or unread, key=ids.parse)
 
 
-def _pin(look: Look, group: GroupLook, floor: str, lag: int, silent: set[tuple[str, str]]) -> Pin:
+def _pin(snapshot: StreamSnapshot, group: GroupSnapshot, floor: str, lag: int, silent: set[tuple[str, str]]) -> Pin:
     needed, kind = needed_by(group), group_kind(group)
     is_behind = bool(group.pending or lag)
     since = group.oldest_pending_id or (group.first_unread_id if group.first_unread_id != "?" else needed)
-    age_s = max(0, look.now_ms - ids.parse(since)[0]) / 1000 if is_behind and since else 0.0
-    is_dead = is_behind and kind is GroupKind.CONSUMERS and (look.name, group.name) in silent
+    age_s = max(0, snapshot.now_ms - ids.parse(since)[0]) / 1000 if is_behind and since else 0.0
+    is_dead = is_behind and kind is GroupKind.CONSUMERS and (snapshot.name, group.name) in silent
     return Pin(group.name, kind, needed, group.pending, lag, age_s, needed == floor, is_dead)
 
 

@@ -41,10 +41,10 @@ class Servers:
             with suppress(PenstockError):  # the next one may answer
                 connection = connect(replace(sentinels.settings, hosts=(host,)), host)
                 try:
-                    [told] = connection.pipeline([("SENTINEL", "MASTER", sentinels.name)])
+                    [reply] = connection.pipeline([("SENTINEL", "MASTER", sentinels.name)])
                 finally:
                     connection.abort()
-                found = {} if isinstance(told, PenstockError) else dict(zip(told[::2], told[1::2], strict=True))
+                found = {} if isinstance(reply, PenstockError) else dict(zip(reply[::2], reply[1::2], strict=True))
                 if (silent_ms := envelope.number(found.get(b"down-after-milliseconds"))) is not None:
                     return silent_ms
         return None
@@ -53,9 +53,9 @@ class Servers:
 def _server_info(connection: Connection) -> ServerInfo:
     asked_s = time.time()
     commands = [("TIME",), ("INFO",), *(("CONFIG", "GET", setting) for setting in _SETTINGS)]
-    clock, told, *settings = connection.pipeline(commands)
+    clock, reply, *settings = connection.pipeline(commands)
     passed_s = time.time() - asked_s
-    info = parse_info("" if isinstance(told, PenstockError) else told.decode(errors="replace"))
+    info = parse_info("" if isinstance(reply, PenstockError) else reply.decode(errors="replace"))
     config = {name: _setting(reply) for name, reply in zip(_SETTINGS, settings, strict=True)}
     is_append_only = info.get("aof_enabled")
     replicas = (config["min-replicas-to-write"] or "").encode()

@@ -7,7 +7,7 @@ from penstock.errors import PenstockError
 from penstock.number_checks import check_number
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.groups import consumers_of
-from penstock.sync.ops.model import MOST_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
+from penstock.sync.ops.model import MAX_CONSUMERS, Consumer, ConsumerState, Page, WorkerInfo
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import ask
 
@@ -24,7 +24,7 @@ class Workers:
         Groups with more than 2,000 consumers are left out: unlisted() returns them.
         """
         counts = self._counts(match)
-        groups = [place for place, count in counts.items() if 0 < count <= MOST_CONSUMERS]
+        groups = [place for place, count in counts.items() if 0 < count <= MAX_CONSUMERS]
         keys = [self._catalogue.keys(stream).stream for stream, _ in groups]
         questions = [(key, ("XINFO", "CONSUMERS", key, group)) for key, (_, group) in zip(keys, groups, strict=True)]
         replies = ask(self._client, questions)
@@ -37,11 +37,13 @@ class Workers:
 
     def unlisted(self, match: str = "*") -> list[tuple[str, str]]:
         """Return the groups with more consumers than are listed, each behind its stream."""
-        return [place for place, count in (self._counts(match)).items() if count > MOST_CONSUMERS]
+        return [place for place, count in (self._counts(match)).items() if count > MAX_CONSUMERS]
 
     def _counts(self, match: str) -> dict[tuple[str, str], int]:
-        looks = self._catalogue.look(self._catalogue.names(match))
-        return {(look.name, group.name): group.consumers for look in looks.values() for group in look.groups}
+        snapshots = self._catalogue.snapshots(self._catalogue.names(match))
+        return {
+            (snapshot.name, group.name): group.consumers for snapshot in snapshots.values() for group in snapshot.groups
+        }
 
     def page(
         self,

@@ -103,7 +103,7 @@ class Administration:
 
 
 def stats_of(reply: Reply, unread: int = 0) -> QueueStats:
-    """Return the numbers that the script has counted; `unread` if it could not tell this one."""
+    """Return the numbers that the script has counted; `unread` if it could not count that one."""
     counted, taken, waiting, completed, failed, dead, _ = reply
     return QueueStats(unread if counted < 0 else counted, taken - waiting, waiting, completed, failed, dead)
 

@@ -44,23 +44,23 @@ class ConsumerSlot:
     def __init__(self, client: StreamClient, keys: StreamKeys, consumer: str, dead_letters: str) -> None:
         self._client, self.consumer = client, consumer
         self.commands = GroupCommands(client, keys, GROUP, consumer, dead_letters)
-        self.is_doubtful = False  # a message that no caller has may be pending here
+        self.is_uncertain = False  # a message that no caller has may be pending here
         self.is_given_up = False
-        self._has_read = False  # the doubtful message was new, not taken from another consumer
+        self._has_read = False  # the uncertain message was new, not taken from another consumer
         self._reading = BlockingRead(client, keys.stream)
         self._scope: object = None
-        self._asked: Host | None = None
+        self._ask_host: Host | None = None
         self._begun: tuple[str, int, int] | None = None  # sent to the server, which may not have answered
         self.ahead: Row | None = None  # a message that was taken ahead, and waits for a caller
         self.ahead_since = 0.0
         self.read_ahead = self.commands.read_command(1, None)
 
-    def _doubt(self, *, has_read: bool) -> None:
-        self.is_doubtful, self._has_read, self._begun, self.ahead = True, has_read, None, None
+    def _mark_uncertain(self, *, has_read: bool) -> None:
+        self.is_uncertain, self._has_read, self._begun, self.ahead = True, has_read, None, None
 
-    def is_sure(self) -> None:
+    def mark_certain(self) -> None:
         """Record that a caller has the message that is pending here, or that there is none."""
-        self.is_doubtful, self._begun, self.ahead = False, None, None
+        self.is_uncertain, self._begun, self.ahead = False, None, None
 
     @property
     def read_sent_s(self) -> float:
@@ -71,13 +71,13 @@ class ConsumerSlot:
 
     def begin_ahead(self) -> None:
         """Record that `read_ahead` is being sent."""
-        self._doubt(has_read=True)
+        self._mark_uncertain(has_read=True)
         self.ahead_since = time.monotonic()
 
     def end_ahead(self, reply: Reply) -> bool:
         """Keep the message in the reply for the next caller; return False if there is none."""
         if isinstance(reply, ConnectionLost):
-            return False  # in doubt
+            return False  # uncertain
         self.ahead = self._received(reply)
         return self.ahead is not None
 
@@ -91,16 +91,16 @@ class ConsumerSlot:
     def read(self, block_ms: int | None) -> Row | None:
         """Read the next new message, waiting for one; return None if none arrived in time."""
         if self._scope is not connection_scope() or not self._reading.is_open:
-            self._reading.open(self._asked)
+            self._reading.open(self._ask_host)
             self._scope = connection_scope()
         command = self.commands.read_command(1, block_ms)
-        commands: list[Command] = [("ASKING",), command] if self._asked else [command]
+        commands: list[Command] = [("ASKING",), command] if self._ask_host else [command]
         timeout_s = self._client.settings.socket_timeout_s + (block_ms or 0) / 1000
-        self._doubt(has_read=True)
+        self._mark_uncertain(has_read=True)
         try:
             reply = (self._reading.send(commands, timeout_s))[-1]
         except PenstockError as error:
-            self.is_doubtful = isinstance(error, ConnectionLost)
+            self.is_uncertain = isinstance(error, ConnectionLost)
             raise
         row = self._received(reply)
         if isinstance(reply, PenstockError):
@@ -109,14 +109,14 @@ class ConsumerSlot:
 
     def _received(self, reply: Reply) -> Row | None:
         rows = [] if isinstance(reply, PenstockError) else parse_rows(reply)
-        self.is_doubtful = bool(rows)
+        self.is_uncertain = bool(rows)
         return (rows[0][0].decode(), rows[0][1]) if rows else None
 
     def take(self, command: Callable[..., Taken[T]], *args: object) -> Taken[T]:
         """Send a command that may take a message which was delivered before."""
-        self._doubt(has_read=False)
+        self._mark_uncertain(has_read=False)
         answer = command(*args)
-        self.is_doubtful = bool(answer[1])
+        self.is_uncertain = bool(answer[1])
         return answer
 
     def take_lost(self) -> tuple[list[Redelivery], list[str]]:
@@ -126,7 +126,7 @@ class ConsumerSlot:
         for claims, missing in self.commands.take_unheld(tuple, self._has_read):
             if claims or missing:  # else they wait for their retry
                 break
-        self.is_doubtful = bool(claims)
+        self.is_uncertain = bool(claims)
         return claims, missing
 
     def begin(self, entry_id: str, deliveries: int, attempts: int) -> bool:
@@ -144,8 +144,8 @@ class ConsumerSlot:
     def leave(self, error: PenstockError) -> None:
         """Find the server again after an error which means that another one may have the stream."""
         self._client.leave(self._reading.connection, error)
-        self._asked = error.asked if isinstance(error, Redirected) else None
-        if self._asked is not None or not isinstance(error, ConnectionLost):
+        self._ask_host = error.ask_host if isinstance(error, Redirected) else None
+        if self._ask_host is not None or not isinstance(error, ConnectionLost):
             self.close()
 
     def give_up(self) -> None:
@@ -189,43 +189,43 @@ class ConsumerSlots:
         """Return an unused slot; wait while a message is being returned, which an empty slot would overtake."""
         while True:
             with self._lock:
-                if not self._is_returning or self._is_one_doubtful:
+                if not self._is_returning or self._is_any_uncertain:
                     return self._free.pop() if self._free else self._make()
             self._wait_for_return()
 
-    def borrow_sure(self) -> ConsumerSlot | None:
-        """Return an empty slot, or None if a slot is in doubt or a message is being returned, which come first."""
+    def borrow_empty(self) -> ConsumerSlot | None:
+        """Return an empty slot, or None if a slot is uncertain or a message is being returned, which come first."""
         with self._lock:
-            if self._is_returning or self._is_one_doubtful:
+            if self._is_returning or self._is_any_uncertain:
                 return None
             return self._free.pop() if self._free else self._make()
 
     @property
-    def _is_one_doubtful(self) -> bool:
-        return bool(self._free) and self._free[-1].is_doubtful
+    def _is_any_uncertain(self) -> bool:
+        return bool(self._free) and self._free[-1].is_uncertain
 
     def _make(self) -> ConsumerSlot:
         self._made += 1
         return ConsumerSlot(self._client, self._keys, f"{self.name}-{self._made}", self._dead_letters)
 
     def put_back(self, slot: ConsumerSlot) -> None:
-        """Take back a slot that is no longer used, with a message that may be in doubt."""
+        """Take back a slot that is no longer used, with a message that may be uncertain."""
         with self._lock:
             if slot.is_given_up or self.is_foreign or not slot.consumer.startswith(self.name):
                 return
             if slot.ahead is not None:
                 self._watch()
-            is_next = slot.is_doubtful or not self._is_one_doubtful
+            is_next = slot.is_uncertain or not self._is_any_uncertain
             self._free.insert(len(self._free) if is_next else 0, slot)
 
-    def borrow_doubtful(self) -> list[ConsumerSlot]:
+    def borrow_uncertain(self) -> list[ConsumerSlot]:
         """Return all slots that may have a message which no caller has, once no message is being returned."""
         while True:
             with self._lock:
                 if not self._is_returning:
-                    doubtful = [slot for slot in self._free if slot.is_doubtful]
-                    self._free = [slot for slot in self._free if not slot.is_doubtful]
-                    return doubtful
+                    uncertain = [slot for slot in self._free if slot.is_uncertain]
+                    self._free = [slot for slot in self._free if not slot.is_uncertain]
+                    return uncertain
             self._wait_for_return()
 
     def close(self) -> None:
@@ -290,10 +290,10 @@ class ConsumerSlots:
     def _return(self, runner: ScriptRunner, slot: ConsumerSlot) -> None:
         keys, (entry_id, _) = self._keys, slot.ahead or ("", [])
         names = (keys.stream, keys.retries(GROUP), keys.attempts(GROUP))
-        slot.ahead = None  # in doubt until the server has answered
+        slot.ahead = None  # uncertain until the server has answered
         try:
             runner.run(script("queue/hand_back"), (len(names), *names, GROUP, slot.consumer, entry_id))
-            slot.is_sure()
+            slot.mark_certain()
         except PenstockError as error:
             # The next call of the queue, or close(), takes care of it. After that, this command has no effect if it is
             # still in transit.

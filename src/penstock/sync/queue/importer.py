@@ -59,9 +59,10 @@ def import_queue(
 
 class _Importer:
     def __init__(
-        self, client: StreamClient, queue: QueueKeys, dead_letters: str | None, include_unleased: bool, tell: OnProgress
-    ) -> None:
-        self._client, self._include_unleased, self._tell = client, include_unleased, tell
+        self, client: StreamClient, queue: QueueKeys, dead_letters: str | None, include_unleased: bool,
+        on_progress: OnProgress,
+    ) -> None:  # fmt: skip
+        self._client, self._include_unleased, self._on_progress = client, include_unleased, on_progress
         self._old, self._keys = ListQueueKeys(queue.name, queue.separator), client.keys(queue.name)
         self._logs: dict[Literal["dead_letters", "completed", "failed"], tuple[str, str]] = {
             "dead_letters": (dead_letters or self._old.log("dlq"), dead_letters or queue.dead_letter),
@@ -101,7 +102,7 @@ class _Importer:
     def _count(self, **more: int) -> None:
         so_far = {name: getattr(self._report, name) + count for name, count in more.items()}
         self._report = replace(self._report, **so_far)
-        self._tell(self._report)
+        self._on_progress(self._report)
 
     # --- messages -----------------------------------------------------------------------------------
 

@@ -99,7 +99,7 @@ class RedisMessageQueue:
         given = {option: value for option, value in of_gateway.items() if value is not UNSET}
         if (client is None) == (gateway is None):
             raise ConfigurationError("pass exactly one of client (a redis-py client or a StreamClient) and gateway")
-        self._is_draining, self._in_hand, self._fewer_in_hand = False, set[Processing](), Flag()
+        self._is_draining, self._processings, self._has_one_left = False, set[Processing](), Flag()
         self._gateway = self._made(client, given) if gateway is None else self._checked(gateway, given)
         self._bind(self._gateway)
         lease_s = self._gateway.message_visibility_timeout_seconds
@@ -191,13 +191,14 @@ class RedisMessageQueue:
     def process_message(self) -> Processing:
         """Return a context manager that yields the next message, or None if none arrived in time."""
         return Processing(
-            self._gateway, self.key, self._options, self._is_stopped, self._in_hand.add, self._let_go, self._emit
-        )
+            self._gateway, self.key, self._options, self._is_stopped, self._processings.add, self._processing_left,
+            self._emit,
+        )  # fmt: skip
 
-    def _let_go(self, processing: Processing) -> None:
-        self._in_hand.discard(processing)
+    def _processing_left(self, processing: Processing) -> None:
+        self._processings.discard(processing)
         if self._is_draining:
-            self._fewer_in_hand.set()
+            self._has_one_left.set()
 
     def _is_stopped(self) -> bool:
         if self._is_draining or (self._interrupt is not None and self._interrupt.is_interrupted()):
@@ -251,12 +252,12 @@ class RedisMessageQueue:
         """
         self._is_draining = True
         deadline = None if timeout is None else time.monotonic() + timeout
-        others = {processing for processing in self._in_hand.copy() if not processing.is_mine}
-        while others & self._in_hand and (deadline is None or time.monotonic() < deadline):
-            self._fewer_in_hand.clear()
-            if others & self._in_hand:
-                self._fewer_in_hand.wait(None if deadline is None else deadline - time.monotonic())
-        is_complete = not others & self._in_hand
+        others = {processing for processing in self._processings.copy() if not processing.is_mine}
+        while others & self._processings and (deadline is None or time.monotonic() < deadline):
+            self._has_one_left.clear()
+            if others & self._processings:
+                self._has_one_left.wait(None if deadline is None else deadline - time.monotonic())
+        is_complete = not others & self._processings
         is_complete = self._gateway.hand_back() and is_complete
         self._emit(EventName.DRAINED, is_complete=is_complete)
         return is_complete

@@ -17,7 +17,7 @@ from penstock.sync.redis.client import StreamClient
 _TRIES = 3
 _LATE_HEARTBEATS = 2.5
 _MARGIN_INTERVALS = 1.5  # the next renewal comes up to one interval after the reply, and takes a while
-_LEAST_WAIT_S = 0.001
+_MIN_WAIT_S = 0.001
 
 
 def late_after_s(lease_s: float, interval_s: float) -> float:
@@ -31,7 +31,7 @@ def late_after_s(lease_s: float, interval_s: float) -> float:
 
 def longest_wait_s(late_s: float) -> float:
     """Return how long a read of leased messages may wait at the server, so that a usual reply is not late."""
-    return max(_LEAST_WAIT_S, late_s * 4 / 5)
+    return max(_MIN_WAIT_S, late_s * 4 / 5)
 
 
 def is_late(sent_s: float, late_s: float) -> bool:
@@ -68,9 +68,9 @@ class BlockingRead:
         """How many bytes have arrived since the last read was sent."""
         return self.connection.received - self._received if self.connection is not None else 0
 
-    def open(self, asked: Host | None = None, *along: Command) -> None:
+    def open(self, ask_host: Host | None = None, *along: Command) -> None:
         """Connect to the server of the key, or to the one that an ASK reply named; send `along` in the same write."""
-        connection = self._client.dedicated(self._key, asked)
+        connection = self._client.dedicated(self._key, ask_host)
         try:
             number = (connection.pipeline([("CLIENT", "ID"), *along]))[0]
         except BaseException:

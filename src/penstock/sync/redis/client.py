@@ -105,7 +105,7 @@ class StreamClient:
         self._watch = watch_of(settings)
         self._by_loop: dict[object, LoopConnections] = {}
         self._making = threading.Lock()
-        self._chance = random.Random()
+        self._rng = random.Random()
         self._is_closed = False
         self._capabilities: Capabilities | None = None
 
@@ -241,10 +241,10 @@ class StreamClient:
                 connections.end = at_end(connections.close)
         return connections
 
-    def connection(self, key: str, asked: Host | None = None) -> Connection:
+    def connection(self, key: str, ask_host: Host | None = None) -> Connection:
         """Return the shared connection to the server of the key, or to the one that an ASK reply named."""
         connections = self._connections()
-        return connections.to(asked or connections.locator.locate(key))
+        return connections.to(ask_host or connections.locator.locate(key))
 
     def ready(self) -> Connection | None:
         """Return the shared connection if it is open and this is not a cluster or Sentinel client."""
@@ -263,10 +263,10 @@ class StreamClient:
         """Return host and port of all servers that serve keys."""
         return (self._connections()).locator.masters()
 
-    def dedicated(self, key: str, asked: Host | None = None) -> Connection:
+    def dedicated(self, key: str, ask_host: Host | None = None) -> Connection:
         """Open a connection for the caller alone; closing the client closes it, too."""
         connections = self._connections()
-        return connections.open(asked or connections.locator.locate(key))
+        return connections.open(ask_host or connections.locator.locate(key))
 
     def refresh(self) -> None:
         """Look up again which server serves which key."""
@@ -299,12 +299,12 @@ class StreamClient:
             return self.call(keys[0], "EVAL", wanted.source, len(keys), *keys, *args, repeat=repeat, waits=waits)
 
     def _deliver(self, key: str, command: Command, repeat: Repeat, waits: bool) -> list[Reply]:
-        failures, busy_until, asked = 0, time.monotonic() + _BUSY_BUDGET_S, None
+        failures, busy_until, ask_host = 0, time.monotonic() + _BUSY_BUDGET_S, None
         while True:
             connection = None
             try:
-                connection = self.connection(key, asked)
-                commands = [("ASKING",), command] if asked else [command]
+                connection = self.connection(key, ask_host)
+                commands = [("ASKING",), command] if ask_host else [command]
                 replies = connection.pipeline(commands)
                 if isinstance(replies[-1], PenstockError):
                     raise replies[-1]
@@ -312,7 +312,7 @@ class StreamClient:
             except ScriptMissing:
                 raise
             except Redirected as error:
-                asked = error.asked
+                ask_host = error.ask_host
                 self.leave(connection, error)
                 if time.monotonic() > busy_until:
                     raise
@@ -320,11 +320,11 @@ class StreamClient:
                 failures += 1
                 if not repeat.allows(error) or self._is_hopeless(error, connection, failures, busy_until):
                     raise
-                asked = None
+                ask_host = None
                 self.leave(connection, error)
                 if isinstance(error, BUSY) and not waits:
                     raise
-                pause(pause_s(failures, self._chance))
+                pause(pause_s(failures, self._rng))
 
     @staticmethod
     def _is_hopeless(error: PenstockError, connection: Connection | None, failures: int, busy_until: float) -> bool:
@@ -344,7 +344,7 @@ class StreamClient:
         if isinstance(error, Redirected) and error.moved_to is not None:
             (self._connections()).locator.move(error.slot, error.moved_to)
             return
-        is_moved = isinstance(error, Redirected) and error.asked is None
+        is_moved = isinstance(error, Redirected) and error.ask_host is None
         if is_moved or isinstance(error, ConnectionLost | ConnectionFailed | ReadOnlyServer):
             self.refresh()
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from penstock.sync.redis.client import StreamClient
 
 logger = logging.getLogger("penstock.dead_letters")
-_AGAIN_S = 1.0  # after so long the limits are applied to the next record, however few were written
+_REAPPLY_S = 1.0  # after so long the limits are applied to the next record, however few were written
 _LOG_EVERY_S = 60.0
-_MOST_CALLS = 10  # one after the other: a call removes sixteen large records, or a thousand small ones
+_MAX_CALLS = 10  # one after the other: a call removes sixteen large records, or a thousand small ones
 
 
 class _Stream:
@@ -60,7 +60,7 @@ class DeadLetterRetention:
         with self._lock:
             stream = self._streams.setdefault(key, _Stream())
             stream.written += written
-            return stream.written >= self.limits.together or time.monotonic() >= stream.applied_s + _AGAIN_S
+            return stream.written >= self.limits.apply_every or time.monotonic() >= stream.applied_s + _REAPPLY_S
 
     def apply(self, key: str, counts: str | None = None) -> int:
         """Apply the limits now; return how many records were removed."""
@@ -71,7 +71,7 @@ class DeadLetterRetention:
             stream.written, stream.applied_s = 0, time.monotonic()
         keys, total, held, refusal = [key, counts] if counts else [key], 0, 0, b""
         try:
-            for _ in range(_MOST_CALLS):
+            for _ in range(_MAX_CALLS):
                 removed, is_more, held, refusal = self._client.run(
                     "shared/limit_dead_letters", keys, self.limits.arguments, Repeat.IDEMPOTENT, waits=False
                 )

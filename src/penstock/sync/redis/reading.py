@@ -13,7 +13,7 @@ from penstock import ids
 from penstock.errors import ConnectionFailed, ConnectionLost, GroupLost, PenstockError, PermissionDenied, TransientError
 from penstock.redis.blocking import Connection, Reply
 from penstock.redis.packing import Command
-from penstock.redis.retry import PASSING
+from penstock.redis.retry import RETRYABLE
 from penstock.redis.scripts import script
 from penstock.redis.translate import ScriptMissing
 from penstock.sync.redis.client import StreamClient
@@ -70,7 +70,7 @@ def read_many(client: StreamClient, questions: Sequence[Question]) -> list[Reply
         for index, answer in zip(indexes, answers, strict=True):
             replies[index] = answer
     for index, (key, command) in enumerate(questions):
-        if isinstance(replies[index], PASSING) and not isinstance(replies[index], ScriptMissing):
+        if isinstance(replies[index], RETRYABLE) and not isinstance(replies[index], ScriptMissing):
             try:
                 replies[index] = client.call(key, *command)
             except (ConnectionLost, ConnectionFailed):

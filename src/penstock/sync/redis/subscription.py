@@ -23,16 +23,16 @@ class Subscription:
         self._watch = watch_of(settings)
         self._driver: Any = None
         self._pubsub: Any = None
-        self._is_left = False  # another server is the master now
+        self._is_replaced = False  # another server is the master now
 
     @property
     def is_open(self) -> bool:
         """Whether messages may come."""
-        return self._pubsub is not None and not self._is_left
+        return self._pubsub is not None and not self._is_replaced
 
     def abort_from_outside(self) -> None:
         """Make next() raise ConnectionLost, from any thread."""
-        self._is_left = True
+        self._is_replaced = True
 
     def open(self) -> None:
         """Subscribe."""
@@ -45,7 +45,7 @@ class Subscription:
             for _ in self._patterns:
                 self._pubsub.get_message(timeout=5.0)  # confirmed: no message is missed from now on
         except Exception as error:
-            raise _told(error, self._host) from error
+            raise _translated(error, self._host) from error
 
     def _make_driver(self) -> driver.Redis:
         settings = self._settings
@@ -57,12 +57,12 @@ class Subscription:
 
     def next(self, timeout_s: float) -> tuple[str, str] | None:
         """Return channel and text of the next message, or None if none arrived in time."""
-        if self._is_left:
+        if self._is_replaced:
             raise ConnectionLost(f"Redis at {self._host[0]}:{self._host[1]} is no longer a master")
         try:
             message = self._pubsub.get_message(timeout=timeout_s)
         except Exception as error:
-            raise _told(error, self._host) from error
+            raise _translated(error, self._host) from error
         if message is None or message["type"] != "pmessage":
             return None
         return _text(message["channel"]), _text(message["data"])
@@ -72,7 +72,7 @@ class Subscription:
         try:
             self._pubsub.ping()
         except Exception as error:
-            raise _told(error, self._host) from error
+            raise _translated(error, self._host) from error
 
     def close(self) -> None:
         """End the subscription."""
@@ -83,7 +83,7 @@ class Subscription:
             self._driver.close()
 
 
-def _told(error: Exception, host: Host) -> PenstockError:
+def _translated(error: Exception, host: Host) -> PenstockError:
     return error if isinstance(error, PenstockError) else driver_error(error, f"{host[0]}:{host[1]}")
 
 

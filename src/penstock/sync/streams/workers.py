@@ -40,10 +40,10 @@ class DeliveryWorkers:
     ) -> None:
         self._in_flight, self._call, self._error_hook, self._batch_limit = in_flight, call, error_hook, batch_limit
         self._flush, self._on_exit = flush, on_exit
-        timeout_ms, self._chance = in_flight.context.config.handler_timeout_ms, random.Random()
+        timeout_ms, self._rng = in_flight.context.config.handler_timeout_ms, random.Random()
         self._timeout_s = math.inf if timeout_ms is None else timeout_ms / 1000
         self._alone, self._suspect_begins = Lock(), Lock()
-        self._is_one_alone = False  # a message that may have killed its holders is on its last run, or about to be
+        self._is_suspect_running = False  # a message that may have killed its holders is on its last run, or next
         self._others = WaitQueue()
         self.running: list[RunningCall] = []
 
@@ -82,15 +82,15 @@ class DeliveryWorkers:
         with self._alone:
             if delivery.is_suspect:
                 # No other handler may kill the process either, because this message has no attempt left.
-                self._is_one_alone = True
+                self._is_suspect_running = True
             try:
                 deadline_s = time.monotonic() + _PATIENCE_S
-                while self._is_one_alone and self._is_any_busy() and time.monotonic() < deadline_s:
+                while self._is_suspect_running and self._is_any_busy() and time.monotonic() < deadline_s:
                     pause(_POLL_S)
                 self._run(worker, delivery, persist)
                 persist(self._flush)
             finally:
-                self._is_one_alone = False
+                self._is_suspect_running = False
                 self._others.call(len(self.running))
 
     def _is_any_busy(self) -> bool:
@@ -100,9 +100,9 @@ class DeliveryWorkers:
         # Runs the handler once and settles every message of the delivery.
         try:
             worker.is_busy = True  # before the check: either a last run waits for this one, or this one for it
-            while self._is_one_alone and not delivery.is_last_chance:
+            while self._is_suspect_running and not delivery.is_last_chance:
                 worker.is_busy = False
-                self._others.wait_until(lambda: not self._is_one_alone)
+                self._others.wait_until(lambda: not self._is_suspect_running)
                 worker.is_busy = True
             if delivery.is_again and not self._begin(delivery, persist):
                 return
@@ -141,7 +141,7 @@ class DeliveryWorkers:
         config = self._in_flight.context.config
         limits, backoff = config.limits, config.backoff
         verdicts = {
-            m.id: after_failure(error, m.delivery_count, m.attempts, limits, backoff, self._chance)
+            m.id: after_failure(error, m.delivery_count, m.attempts, limits, backoff, self._rng)
             for m in delivery.messages
         }
         if error is not None and not isinstance(error, LeaseLost):

@@ -26,7 +26,7 @@ class BlockingReads:
         self._due_s: dict[Lane | None, float] = {}  # when a waiting task of a lane is due; None = a scheduled one
 
     def read(self, command: Command, timeout_s: float, hands_out: bool = True) -> Reply:
-        """Send a read, once, that the server answers within the time; `hands_out` tells whether it takes something."""
+        """Send a read, once, that the server answers within the time; `hands_out`: whether it takes messages."""
         try:
             read = self._idle.pop()
         except IndexError:
@@ -46,7 +46,7 @@ class BlockingReads:
         return reply
 
     def kill_abandoned(self) -> None:
-        """End reads that were given up: only then tells a look what they have handed out."""
+        """End abandoned reads: only then can it be checked what they have handed out."""
         while self._broken:
             self._broken.pop().kill_abandoned()
 

@@ -26,8 +26,8 @@ logger = logging.getLogger("penstock.sync.tasks")
 BATCH = 500
 _LINGER_S = 0.002  # results of this moment travel together
 _PATIENCE_S = 60.0  # with a back-end that is unavailable; the results are kept, and their tasks held
-_DOUBT_S = 5.0  # with one that fails for no known reason
-_AWAY = (BackendUnavailable, OSError)  # TimeoutError is one of the latter
+_UNEXPLAINED_S = 5.0  # with one that fails for no known reason
+_UNAVAILABLE = (BackendUnavailable, OSError)  # TimeoutError is one of the latter
 Row: TypeAlias = tuple[Task, Result]
 
 
@@ -62,10 +62,10 @@ class ResultCommitter:
         self._again_s = 0.0
         self._tries = 0  # consecutive failed saves
         self._since_s: dict[str, float] = {}  # when the back-end first failed to save the result of a held task
-        self._put_offs = DelaysById()  # of tasks that ran for nothing
+        self._postponements = DelaysById()  # of tasks that ran for nothing
         self._flushing = Lock()
         self._under_way = 0
-        self._chance = random.Random()
+        self._rng = random.Random()
         self.is_backend_away = False
         self.dirty = Flag()
 
@@ -83,11 +83,11 @@ class ResultCommitter:
             if len(self._done) == 1 or len(self._done) >= BATCH:
                 self.dirty.set()
 
-    def let_go(self, task: Task, *, has_run: bool) -> None:
+    def abandon(self, task: Task, *, has_run: bool) -> None:
         """Stop renewing a task that cannot be settled: otherwise this worker would hold it forever."""
-        let_go = getattr(self._queue, "let_go", None)
-        if let_go is not None:
-            let_go(task.id, has_run=has_run)
+        abandon = getattr(self._queue, "abandon", None)
+        if abandon is not None:
+            abandon(task.id, has_run=has_run)
 
     def holds(self, task: Task) -> bool:
         """Return whether the task is not known to be lost: nack() would take it from the worker that holds it now."""
@@ -104,7 +104,7 @@ class ResultCommitter:
                 task.id, verdict.after_ms / 1000, error=text, counts=verdict.counts, max_retry=task.attempts
             )
             outcome = "retry" if verdict.counts else "snooze"
-            happened = EventName.RETURNED
+            happened = EventName.RETRIED
             fields: dict[str, object] = {"delay_s": verdict.after_ms / 1000, "counts": verdict.counts}
         else:
             is_ours = self.holds(task) and self._give_up(failed, verdict)
@@ -147,35 +147,35 @@ class ResultCommitter:
             text_of(error, repr),
             exc_info=error,
         )  # fmt: skip
-        self._put_off(task, f"settling failed: {text_of(error)}", counts=True)
+        self._postpone(task, f"settling failed: {text_of(error)}", counts=True)
 
     def run_once(self) -> None:
         """Wait for results, for a moment longer if they are few, and send them on."""
         wait_s = self._again_s - time.monotonic() if self._kept else None
         if wait_s is not None and wait_s <= 0:
-            self._take_up_kept()
+            self._requeue_kept()
         if not self.dirty.wait(wait_s):
             return
         if len(self._done) < BATCH:
             pause(_LINGER_S)
         self.flush()
 
-    def _take_up_kept(self) -> None:
+    def _requeue_kept(self) -> None:
         with self._lock:
             self._done[:0], self._kept = self._kept, []
             self.dirty.set()
 
     def end(self) -> None:
-        """Send on everything that is done, on the way out: what cannot be saved now is given back."""
-        self._take_up_kept()
+        """Settle everything that is done, on shutdown: tasks whose results cannot be saved now are returned."""
+        self._requeue_kept()
         self.flush()
         with self._lock:
             left, self._kept = self._kept, []
         for task, _ in left:
-            self._put_off(task, "the result was not saved before the worker stopped")
+            self._postpone(task, "the result was not saved before the worker stopped")
 
     def flush(self) -> None:
-        """Send on everything that is done."""
+        """Settle everything that is done."""
         with self._flushing:
             while self._done:
                 with self._lock:
@@ -203,16 +203,16 @@ class ResultCommitter:
             with self._lock:
                 self._kept += kept
         if rows:
-            self._tell_or_put_aside(rows)
+            self._acknowledge_or_put_aside(rows)
 
     def _forged(self, rows: Sequence[Row]) -> set[str]:
         # In a back-end the first result for an id stays, too: an entry whose task is open in another must not set it.
         open_elsewhere = getattr(self._queue, "open_elsewhere", None)
         return set() if open_elsewhere is None else open_elsewhere([task for task, _ in rows])
 
-    def _tell_or_put_aside(self, rows: list[Row]) -> None:
+    def _acknowledge_or_put_aside(self, rows: list[Row]) -> None:
         try:
-            self._tell(rows)
+            self._acknowledge(rows)
             rows.clear()
         except NOT_OF_ONE_MESSAGE:
             raise
@@ -220,11 +220,11 @@ class ResultCommitter:
             if len(rows) == 1:
                 self.put_aside(rows[0][0], error)
                 rows.clear()
-            while rows:  # one of them is to blame, and the others must not suffer for it
-                self._tell_or_put_aside(rows[:1])
+            while rows:  # one of them is the cause, which must not affect the others
+                self._acknowledge_or_put_aside(rows[:1])
                 del rows[0]
 
-    def _tell(self, rows: list[Row]) -> None:
+    def _acknowledge(self, rows: list[Row]) -> None:
         following = [then for task, result in rows if task.then for then in follow_ups(task, result)]
         if following:
             self._queue.enqueue_many(following)
@@ -252,23 +252,23 @@ class ResultCommitter:
         saved, error = self._try_to_save(rows)
         failed = [] if error is None else [(row, error) for row in rows]
         if len(rows) > 1 and error is not None and not isinstance(error, TimeoutError):
-            # One of them may be to blame: the others must not wait for it. When none can be saved, it is the back-end.
+            # One of them may be the cause: the others must not wait for it. If none can be saved, it is the back-end.
             failed = []
-            for place, row in enumerate(rows):
+            for index, row in enumerate(rows):
                 stored, error = self._try_to_save([row])
                 saved += stored
-                if error is not None and not saved and place:
-                    failed += [(left, error) for left in rows[place:]]
+                if error is not None and not saved and index:
+                    failed += [(left, error) for left in rows[index:]]
                     break
                 if error is not None:
                     failed.append((row, error))
-        if saved and (self._since_s or self._put_offs):
+        if saved and (self._since_s or self._postponements):
             for task, _ in saved:
                 self._since_s.pop(task.id, None)
-                self._put_offs.forget(task.id)
+                self._postponements.forget(task.id)
         self._tries = 0 if saved else self._tries + 1
-        kept = self._not_saved(failed, has_saved_others=bool(saved)) if failed else []
-        self.is_backend_away = bool(kept) and not saved and isinstance(failed[-1][1], _AWAY)
+        kept = self._keep_or_postpone(failed, has_saved_others=bool(saved)) if failed else []
+        self.is_backend_away = bool(kept) and not saved and isinstance(failed[-1][1], _UNAVAILABLE)
         return saved, kept
 
     def _try_to_save(self, rows: list[Row]) -> tuple[list[Row], BaseException | None]:
@@ -288,20 +288,20 @@ class ResultCommitter:
             f"saving results exceeded save_timeout_ms={self._save_timeout_s * 1000:.0f}"
         )
 
-    def _not_saved(self, failed: list[tuple[Row, BaseException]], *, has_saved_others: bool) -> list[Row]:
+    def _keep_or_postpone(self, failed: list[tuple[Row, BaseException]], *, has_saved_others: bool) -> list[Row]:
         # By the clock and not by calls: of many results that fail in one moment none waits for longer than the others.
         now, kept = time.monotonic(), list[Row]()
         self._tally.backend_failures += 1
         for row, error in failed:
             task = row[0]
-            patience_s = _PATIENCE_S if isinstance(error, _AWAY) else 0.0 if has_saved_others else _DOUBT_S
+            patience_s = _PATIENCE_S if isinstance(error, _UNAVAILABLE) else 0.0 if has_saved_others else _UNEXPLAINED_S
             if now - self._since_s.setdefault(task.id, now) < patience_s:
                 kept.append(row)
             else:
                 self._since_s.pop(task.id, None)
                 self._tally.count(task.kind, "unsaved")
-                self._put_off(task, f"saving the result failed: {text_of(error)}")
-        self._again_s = now + pause_s(self._tries, self._chance, 0.05, 2.0)
+                self._postpone(task, f"saving the result failed: {text_of(error)}")
+        self._again_s = now + pause_s(self._tries, self._rng, 0.05, 2.0)
         logger.log(
             logging.ERROR if self._tries <= 1 else logging.WARNING,
             "cannot save %d result(s) of %r: %d kept to be saved later, %d tasks will run again: %s",
@@ -310,8 +310,8 @@ class ResultCommitter:
         )  # fmt: skip
         return kept
 
-    def _put_off(self, task: Task, why: str, *, counts: bool = False) -> None:
-        delay_ms, _ = self._put_offs.next_ms(task.id)
+    def _postpone(self, task: Task, why: str, *, counts: bool = False) -> None:
+        delay_ms, _ = self._postponements.next_ms(task.id)
         try:
             if self.holds(task):
                 self._queue.nack(task.id, delay_ms / 1000, error=why, counts=counts)
@@ -319,7 +319,7 @@ class ResultCommitter:
             logger.warning(
                 "task %s could not be returned; another worker gets it when its lease expires: %s", task.id, failure
             )
-            self.let_go(task, has_run=True)
+            self.abandon(task, has_run=True)
         if self._on_settled is not None:
             self._on_settled(task)
 

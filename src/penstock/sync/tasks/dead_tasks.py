@@ -90,5 +90,5 @@ def _dead_task(entry_id: str, fields: Sequence[bytes], limits: PayloadLimits) ->
         cut=letter.cut,
         limits=limits,
     )
-    task = found.task if not found.task_id else None  # written by hand, without id and kind beside the task
+    task = found.task if not found.task_id else None  # written by hand, without the fields for id and kind
     return found if task is None else replace(found, task_id=task.id, kind=task.kind)

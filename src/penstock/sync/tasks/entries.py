@@ -25,7 +25,7 @@ from penstock.type_checks import check_type
 TASK_ID = "task_id"
 KIND = "kind"
 ATTEMPTS = "attempts"  # runs that a task had in the lane from which it was moved
-_MOST_RUNS = 1 << 31  # that are counted
+_MAX_RUNS = 1 << 31  # that are counted
 _STEP = 500  # tasks per script call
 
 
@@ -42,14 +42,14 @@ class _Outline(msgspec.Struct):
     kind: str = ""
 
 
-def runs_elsewhere(fields: Mapping[str, bytes]) -> int | None:
+def runs_before_move(fields: Mapping[str, bytes]) -> int | None:
     """Return how many runs a task had before it was moved to its lane; None = the entry does not say it in a number."""
     before = envelope.number(fields.get(ATTEMPTS, b"0"))
-    return None if before is None else min(before, _MOST_RUNS)
+    return None if before is None else min(before, _MAX_RUNS)
 
 
 class TaskEntries:
-    """What the entries of one queue hold: the task in `data`, its id and kind beside it for others who read them.
+    """What the entries of one queue hold: the task in `data`, its id and kind in separate fields, for other readers.
 
     A protected task is bound to the queue and to its id: lanes it may change.
     """
@@ -73,7 +73,7 @@ class TaskEntries:
             by_name = envelope.as_mapping(fields)
             task_id = envelope.text(by_name.get(TASK_ID))
             raw = by_name.get(envelope.DATA, b"")
-            before = runs_elsewhere(by_name)
+            before = runs_before_move(by_name)
             if before is None:
                 what = f"the field {ATTEMPTS!r} must be a whole number, not {by_name[ATTEMPTS][:40]!r}"
                 raise Malformed(what, *_outline(fields, raw))

@@ -11,7 +11,7 @@ from penstock.keys import StreamKeys
 from penstock.sync.delivery.group_commands import Redelivery
 from penstock.sync.tasks.lane_store import TaskDelivery
 
-_MOST_ABANDONED = 10_000  # of a lane
+_MAX_ABANDONED = 10_000  # of a lane
 
 
 class TasksInFlight:
@@ -123,7 +123,7 @@ class TasksInFlight:
         """Release a task that ran and could not be settled: sweeps leave it until its lease ends."""
         abandoned = self._abandoned.setdefault(delivery.store.streams, {})
         abandoned[delivery.entry_id] = None
-        if len(abandoned) > _MOST_ABANDONED:  # most come to other workers, and nobody says so here
+        if len(abandoned) > _MAX_ABANDONED:  # most come to other workers, and nobody says so here
             del abandoned[next(iter(abandoned))]
         self.release([delivery])
 

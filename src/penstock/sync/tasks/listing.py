@@ -80,12 +80,12 @@ class TaskListing:
                     continue  # nothing is pending; the next worker creates the group
                 start, page = 0, PAGES.first
                 while start < len(rows):
-                    some, size = self._look(store, rows[start : start + page])
+                    some, size = self._describe(store, rows[start : start + page])
                     found += some
                     start, page = start + page, PAGES.after(page, size)
         return found
 
-    def _look(
+    def _describe(
         self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]
     ) -> tuple[list[PendingTask], int]:
         # Also returns how many bytes were read.

@@ -30,7 +30,7 @@ from penstock.tasks.lanes import LOWEST_FIRST_EVERY, PRIORITIES, TaskFilter
 from penstock.tasks.listed import DeadTask, PendingTask
 from penstock.type_checks import check_list
 
-_ASKS_AGAIN_S = 0.02
+_PERMIT_RETRY_S = 0.02
 _LIMITS_EVERY_S = 1.0
 
 
@@ -175,13 +175,13 @@ class StubQueue:
         with self._lock:
             return self._settle(task_id) is not None
 
-    def _in_hand(self, task_id: str) -> _Entry | None:
+    def _held_entry(self, task_id: str) -> _Entry | None:
         check_id("task_id", task_id)
         entry = self._open.get(task_id)
         return entry if entry is not None and entry.since_s is not None else None
 
     def _settle(self, task_id: str) -> _Entry | None:
-        entry = self._in_hand(task_id)
+        entry = self._held_entry(task_id)
         if entry is None:
             return None
         del self._open[task_id]
@@ -195,7 +195,7 @@ class StubQueue:
         """Return a task to be delivered again after the delay; return False if no worker holds it."""
         when_due(delay, None)
         with self._lock:
-            entry = self._in_hand(task_id)
+            entry = self._held_entry(task_id)
             if entry is None:
                 return False
             if counts and entry.runs > (self.max_retry if max_retry is None else max_retry):
@@ -211,7 +211,7 @@ class StubQueue:
     ) -> bool:
         """Move a task to the dead letters, with an error as its result; return False if no worker holds it."""
         with self._lock:
-            is_ours = self._in_hand(task_id) is not None
+            is_ours = self._held_entry(task_id) is not None
             if is_ours:
                 self._dead_letter(task_id, reason, error, text, traceback)
         self._notify()
@@ -228,7 +228,8 @@ class StubQueue:
             traceback=traceback[-MAX_TRACEBACK:],
         )  # fmt: skip
         self.dead.append(letter)
-        if self._given_up % self._dead_letter_limits.together == 0 or self._now() >= self._limited_s + _LIMITS_EVERY_S:
+        is_overdue = self._now() >= self._limited_s + _LIMITS_EVERY_S
+        if is_overdue or self._given_up % self._dead_letter_limits.apply_every == 0:
             self._limit_dead_letters()
         cause = f"{error}: {text}" if error else text
         result = Result(
@@ -239,18 +240,18 @@ class StubQueue:
 
     def _limit_dead_letters(self) -> None:
         now_ms, size, gone = self._now() * 1000, sum(len(letter.data) for letter in self.dead), 0
-        for place, letter in enumerate(self.dead[:-1]):  # the newest stays, however large it is
+        for index, letter in enumerate(self.dead[:-1]):  # the newest stays, however large it is
             age_ms = now_ms - letter.dead_at_ms
-            if not self._dead_letter_limits.are_exceeded(len(self.dead) - place, age_ms, size):
+            if not self._dead_letter_limits.are_exceeded(len(self.dead) - index, age_ms, size):
                 break
-            size, gone = size - len(letter.data), place + 1
+            size, gone = size - len(letter.data), index + 1
         del self.dead[:gone]
         self._limited_s = self._now()
 
     def extend(self, task_id: str) -> bool:
         """Renew the lease of a task; return False if no worker holds it."""
         with self._lock:
-            entry = self._in_hand(task_id)
+            entry = self._held_entry(task_id)
             if entry is not None:
                 entry.since_s = self._now()
             return entry is not None
@@ -272,7 +273,7 @@ class StubQueue:
     def admit(self, task: Task, limits: Limits) -> bool:
         """Return whether a task may start within the limits; if not, it is delivered again later."""
         with self._lock:
-            entry = self._in_hand(task.id)
+            entry = self._held_entry(task.id)
             if entry is None:
                 return False
             due_s = self._may_begin_at(task, limits)
@@ -286,9 +287,9 @@ class StubQueue:
         now_s, scopes = self._now(), limits.concurrency_of(task)
         for scope, most in scopes:
             holders = self._permits.setdefault(scope, set())
-            holders -= {task_id for task_id in holders if self._in_hand(task_id) is None}
+            holders -= {task_id for task_id in holders if self._held_entry(task_id) is None}
             if len(holders - {task.id}) >= most:
-                return now_s + _ASKS_AGAIN_S
+                return now_s + _PERMIT_RETRY_S
         begins_s = 0.0
         for scope, rate in limits.rates_of(task):
             if (scope, task.id) in self._reserved:

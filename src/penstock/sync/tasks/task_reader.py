@@ -19,14 +19,14 @@ from penstock.sync.redis.blocking_read import is_late, longest_wait_s
 from penstock.sync.tasks.blocking_reads import BlockingReads
 from penstock.sync.tasks.entries import Malformed, TaskEntries
 from penstock.sync.tasks.in_flight import TasksInFlight
-from penstock.sync.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, TaskDelivery
+from penstock.sync.tasks.lane_store import REFRESH_EVERY_S, LaneRegistry, LaneStore, TaskDelivery
 from penstock.sync.tasks.undeliverable import UndeliverableEntries
 from penstock.task import Task
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
 
 Entries: TypeAlias = Sequence[tuple[bytes, list[bytes]]]  # ids and fields, as the server sends them
 _PROMOTED = 100  # scheduled tasks per script call
-_APART_S = 0.1  # how soon a task that must run alone is looked at again
+_ALONE_RETRY_S = 0.1  # how soon a task that must run alone is looked at again
 _SUSPECTS = 16  # taken at once: if one kills the worker, the others wait for another lease
 _SECOND_S = 1.0  # how soon a second entry of a held task is read again
 _DRAIN_S, _DRAIN_SHARE = 5.0, 7  # how long nothing else is taken to let it run, and for what fraction of the time
@@ -79,10 +79,10 @@ class TaskReader:
             if found or timeout_s is None or left_s <= 0:
                 return [held.task for held in found]
             if must_wait:
-                pause(min(left_s, _APART_S / 10))
+                pause(min(left_s, _ALONE_RETRY_S / 10))
             if must_wait or self._in_flight.must_sweep:
                 continue
-            wait_s = min(left_s, self._reads.until_due_s(), LOOK_EVERY_S, longest_wait_s(self.late_s))
+            wait_s = min(left_s, self._reads.until_due_s(), REFRESH_EVERY_S, longest_wait_s(self.late_s))
             found = self._wait(wait_s, count, wanted)
             if found:
                 return [held.task for held in found]
@@ -94,16 +94,16 @@ class TaskReader:
             if left_s <= 0:
                 return
             self._reads.wake()
-            pause(min(left_s, _APART_S / 10))
+            pause(min(left_s, _ALONE_RETRY_S / 10))
 
-    def _is_one_alone(self) -> bool:
+    def _is_suspect_running(self) -> bool:
         if self._alone is not None and self._in_flight.get(self._alone.task.id) is not self._alone:
             self._alone = None
         return self._alone is not None
 
     def _must_run_alone(self) -> bool:
         # Whether a task that must run alone is held, or waits until nothing else is.
-        if self._is_one_alone():
+        if self._is_suspect_running():
             return True
         if self._drains_for is not None and time.monotonic() - self._drain_began_s > _DRAIN_S:
             self._end_drain()
@@ -124,10 +124,10 @@ class TaskReader:
     def _take(self, count: int, wanted: TaskFilter, keeps_apart: bool, begins: bool) -> list[TaskDelivery]:
         lanes = self._lanes.read_by(wanted)
         with self._in_flight.claiming() as found:
-            looks, wakes, until_s = 0, self._wakes, time.monotonic() + _PASSING_S
+            passes, wakes, until_s = 0, self._wakes, time.monotonic() + _PASSING_S
             while True:
-                looks += 1
-                is_passing = self._look(lanes, found, count, keeps_apart)
+                passes += 1
+                is_passing = self._take_pass(lanes, found, count, keeps_apart)
                 self._move_unwanted(found, wanted)
                 if found:
                     break
@@ -135,7 +135,7 @@ class TaskReader:
                     continue  # the reply was late
                 if is_passing and self._wakes == wakes and time.monotonic() < until_s:
                     continue  # what it can do may be behind them
-                if looks > 1 or not any(map(self._reads.is_due, (None, *(store.lane for store in lanes)))):
+                if passes > 1 or not any(map(self._reads.is_due, (None, *(store.lane for store in lanes)))):
                     break
             if begins:
                 self._drop(found, self._begin(found))
@@ -167,7 +167,7 @@ class TaskReader:
             gone |= {held for held, is_ours in zip(begun, answers, strict=True) if not is_ours}
         return gone
 
-    def _look(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int, keeps_apart: bool) -> bool:
+    def _take_pass(self, lanes: Sequence[LaneStore], found: list[TaskDelivery], count: int, keeps_apart: bool) -> bool:
         # Returns whether anything was read, though it may be for other workers, or not a task.
         if self._in_flight.can_sweep(found):
             self._sweep(found, keeps_apart)
@@ -176,7 +176,7 @@ class TaskReader:
         for store in lanes:
             if self._reads.is_due(store.lane) and len(found) < count:
                 self._take_due(store, found, count - len(found), keeps_apart)
-        if self._is_one_alone() or len(found) >= count:
+        if self._is_suspect_running() or len(found) >= count:
             return False
         return self._read(lanes, found, count - len(found))
 
@@ -235,15 +235,15 @@ class TaskReader:
         # index; after a blocking read, that would take a round trip for every task. So only those are checked that the
         # script has found, that enqueue() cannot have written, or of whose task there are several.
         suspects, copied = {*second, *foreign}, {held.task.id for held in second}
-        asked = [held for held in found if held in suspects or held.task.id in copied] if suspects else []
-        if not asked:
+        checked = [held for held in found if held in suspects or held.task.id in copied] if suspects else []
+        if not checked:
             return
-        ids, index, done = [held.task.id for held in asked], self._keys.index, self._keys.done
+        ids, index, done = [held.task.id for held in checked], self._keys.index, self._keys.done
         known = self._client.call(index, "HMGET", index, *ids)
         # After the index: a task that has just ended is in at least one.
         ended = self._client.call(done, "HMGET", done, *ids)
         gone, waits = set[TaskDelivery](), set(second)
-        for held, value, result in zip(asked, known, ended, strict=True):
+        for held, value, result in zip(checked, known, ended, strict=True):
             why = ""
             if value is not None and not held.is_named_by(value):
                 why = f"task {held.task.id} is open in another entry, {envelope.text(value)}"
@@ -318,7 +318,7 @@ class TaskReader:
         for held in again:
             held.is_suspect = held.entry_id in suspected
             is_last = held.is_suspect and held.attempts >= self._max_retry
-            if self._is_one_alone() or (is_last and neighbours):
+            if self._is_suspect_running() or (is_last and neighbours):
                 postponed.add(held)
                 continue
             if is_last:
@@ -327,7 +327,7 @@ class TaskReader:
         return postponed
 
     def _postpone(self, store: LaneStore, claims: Sequence[Redelivery]) -> None:
-        self._park(store, claims, int(_APART_S * 1000))
+        self._park(store, claims, int(_ALONE_RETRY_S * 1000))
         if self._drains_for is None and time.monotonic() >= self._next_drain_s:
             self._drains_for, self._drain_began_s = store.lane, time.monotonic()
 
@@ -407,7 +407,7 @@ class TaskReader:
                 break
             self._due_lanes, is_new = [*(name.decode() for name in unknown), *self._due_lanes][:_PROMOTED], True
         if is_new:
-            self._lanes.look()
+            self._lanes.refresh()
 
     # --- waiting ------------------------------------------------------------------------------------
 

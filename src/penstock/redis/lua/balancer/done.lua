@@ -1,5 +1,5 @@
 -- Finishes a data stream: owned -> done. The entry is acknowledged and deleted before the lock goes.
--- KEYS: 1 load balancer stream, 2 owners, 3 lock (absent in a cluster, where it was looked at before this)
+-- KEYS: 1 load balancer stream, 2 owners, 3 lock (absent in a cluster, where it was examined before this)
 -- ARGV: 1 group, 2 consumer, 3 entry id, 4 data stream
 -- Returns: 1 = done, 0 = not pending (finished before), -1 = another consumer owns it
 -- Called twice: the second call finds nothing pending.

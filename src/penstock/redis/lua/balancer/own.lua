@@ -1,12 +1,12 @@
 -- Makes this consumer the owner of a data stream: pending -> owned.
--- KEYS: 1 load balancer stream, 2 owners, 3 token, 4 peers, 5 lock (absent in a cluster, where it lies in another slot)
+-- KEYS: 1 load balancer stream, 2 owners, 3 token, 4 peers, 5 lock (absent in a cluster, where it is in another slot)
 -- ARGV: 1 group, 2 consumer, 3 entry id, 4 data stream, 5 TTL of the lock in ms, 6 '' = this consumer has just read the
 --       entry, else the ms for which its holder must have been silent, 7 deliveries after which it is given up (0 = never),
 --       8 streams owned before this, 9 capacity, 10 ms for which this consumer counts as alive
 -- Returns: {'own', token, deliveries, fields or nil} | {'held', consumer} | {'queued', entry id that comes first} |
 --          {'exhausted', deliveries} | {'gone'}
 -- Called twice: the lock holds this consumer already; it gets a newer token.
--- The lock is looked at first, so that the pending entry of a live owner stays where it is. XCLAIM sets the idle time to
+-- The lock is examined first, so that the pending entry of a live owner stays where it is. XCLAIM sets the idle time to
 -- 0 before the lock begins: when the lock has run out, the entry has been idle for as long as a Go peer demands.
 -- include: balancer/peers.lua
 local stream, owners, group, me, id, name = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4]

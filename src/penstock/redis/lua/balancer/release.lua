@@ -1,4 +1,4 @@
--- Hands data streams over: owned -> waiting for an owner. The locks run out at once, which tells the peers.
+-- Hands data streams over: owned -> waiting for an owner. The locks expire immediately, which notifies the peers.
 -- KEYS: 1 load balancer stream, 2.. locks (absent in a cluster, where they are given up after this)
 -- ARGV: 1 group, 2 consumer, 3 idle ms to give to the entries, 4.. entry ids in the order of the locks
 -- Returns: {1 = released, 0 = not this consumer's, for each}

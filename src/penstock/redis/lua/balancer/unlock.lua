@@ -1,6 +1,6 @@
 -- Releases the lock of one data stream, where it is in another slot than the load balancer stream.
 -- KEYS: 1 lock
--- ARGV: 1 consumer, 2 the name under which it runs out, which tells the peers; '' = it is deleted
+-- ARGV: 1 consumer, 2 the name under which it expires, which notifies the peers; '' = it is deleted
 -- Returns: 1 = done, 0 = nobody held it, -1 = another consumer holds it
 -- Called twice: finds nothing.
 -- include: shared/run_out.lua

@@ -1,8 +1,8 @@
 -- Hands pending messages to another consumer, by an operator's decision: pending -> pending with that consumer. One whose
--- entry is gone stays with its holder: XCLAIM would drop it without a trace, whoever recovers it writes a dead letter.
+-- entry is gone stays with its holder: XCLAIM would drop it without a trace; its recovery writes a dead letter.
 -- KEYS: 1 stream
 -- ARGV: 1 group, 2 consumer, 3 ms for which their holders must have been silent, 4.. ids
--- Returns: {{ids that were handed over}, how many ids were looked at: fewer than were given if their entries are large}
+-- Returns: {{ids that were handed over}, how many ids were examined: fewer than were given if their entries are large}
 -- Called twice: hands them over again.
 -- include: shared/pages.lua
 local claimed, looked_at, bytes = {}, 0, 0

@@ -4,7 +4,7 @@
 -- ARGV: 1 from, 2 to, 3 how many at most, 4 '1' = newest first (`from` is the greater id then), 5 bytes of a value to send at
 --       most, 6 text that some value must contain ('' = any), 7 entries to look at, at most, 8 what the names of the fields
 --       to send begin with ('' = all fields), 9.. ids of entries to read instead of the range
--- Returns: {{{id, field, value, bytes of the value, field, ...}, ...}, id of the last entry that was looked at or '' = the range
+-- Returns: {{{id, field, value, bytes of the value, field, ...}, ...}, id of the last entry that was examined or '' = the range
 --       has ended}; {} = the entries are huge: read them one by one without a script
 -- Called twice: the same again.
 -- A value is cut here: an entry may have megabytes, of which a page of entries shows a few lines. What a dead letter says about
@@ -15,7 +15,7 @@ local LONGEST_TRACEBACK = 32000
 local GREATEST = '18446744073709551615-18446744073709551615' -- the server takes no range behind it
 local stream, from, to, most = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local command = ARGV[4] == '1' and 'XREVRANGE' or 'XRANGE'
-local longest, text, looks, wanted_fields = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
+local longest, text, max_examined, wanted_fields = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), ARGV[8]
 
 if has_huge_entries(stream) then return {} end
 
@@ -27,9 +27,9 @@ local function contains(row)
   return false
 end
 
-local rows, bytes, looked, page, last = {}, 0, 0, 1, nil
+local rows, bytes, examined, page, last = {}, 0, 0, 1, nil
 local function visit(row)
-  bytes, looked, last = bytes + weight(row), looked + 1, row[1]
+  bytes, examined, last = bytes + weight(row), examined + 1, row[1]
   if not contains(row) then return end
   local shown = {row[1]}
   for i = 1, #row[2], 2 do
@@ -49,8 +49,8 @@ for i = 9, #ARGV do
 end
 if #ARGV > 8 then return {rows, ''} end
 
-while #rows < most and bytes < ENOUGH and looked < looks do
-  local wanted = math.min(page, most - #rows, looks - looked)
+while #rows < most and bytes < ENOUGH and examined < max_examined do
+  local wanted = math.min(page, most - #rows, max_examined - examined)
   local found, before = redis.call(command, stream, last and '(' .. last or from, to, 'COUNT', wanted), bytes
   for _, row in ipairs(found) do visit(row) end
   if #found < wanted or (command == 'XRANGE' and last == GREATEST) then return {rows, ''} end

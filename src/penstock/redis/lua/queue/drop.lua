@@ -1,9 +1,9 @@
 -- Drops messages that the group has not been handed yet: queued -> dropped. Their deduplication keys are free again.
 -- KEYS: 1 stream, 2 operation, 3.. deduplication key of each message that has one, in order
--- ARGV: 1 group, 2 drop only while the stream has at least so many entries, 3 TTL of the operation in s,
+-- ARGV: 1 group, 2 drop only while the stream has at least that many entries, 3 TTL of the operation in s,
 --       then per message: id, '1' = it has a deduplication key
 -- Returns: 'id id ...' of those that were dropped; the others were handed out, or dropped, meanwhile.
--- Called twice: the second call gets the recorded answer. Else whoever lost a reply would drop the next ones as well.
+-- Called twice: the second call gets the recorded answer. Otherwise a caller that lost a reply would drop the next ones as well.
 -- include: shared/ids.lua
 -- include: shared/group_info.lua
 -- include: shared/entry_of.lua

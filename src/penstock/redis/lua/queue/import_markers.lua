@@ -1,4 +1,4 @@
--- Moves deduplication keys of redis-message-queue whose messages are not known: what is left of their time goes on here.
+-- Moves deduplication keys of redis-message-queue whose messages are not known: they keep the rest of their time here.
 -- KEYS: old key, new key, old key, new key, ...
 -- ARGV: 1 value of the new keys
 -- Returns: how many were moved; a key that exists here already stays as it is.

@@ -1,7 +1,7 @@
 -- Counts the messages of a queue by their state, at one moment.
 -- KEYS: 1 stream, 2 retries, 3 completed, 4 failed, 5 dead letters
 -- ARGV: 1 group
--- Returns: {unread or -1 when only a walk through the stream would tell, handed out, of these waiting for a retry,
+-- Returns: {unread or -1 when only a walk through the stream could count them, handed out, of these waiting for a retry,
 --       completed, failed, dead, last delivered id}
 -- Called twice: reads only.
 -- include: shared/group_info.lua

@@ -1,4 +1,4 @@
--- Included by scripts that look at entries. has_huge_entries(stream) tells whether they have megabytes, by the memory that the
+-- Included by scripts that read entries. has_huge_entries(stream) returns whether they have megabytes, by the memory that the
 -- stream takes: there is no way to the size of an entry but through its payload, which Lua copies, at 2 to 4 ms a megabyte.
 -- Where a user may not ask for the memory, nothing is huge.
 local HUGE = 2097152

@@ -3,7 +3,7 @@
 -- ARGV: 1 most records, 2 oldest in ms, 3 most bytes (0 = no such limit), 4 '1' = also what a group has not acknowledged
 -- Returns: {how many went, 1 = another call can remove more, 1 = a group keeps some of those beyond the limits, why the size is
 --       not known or ''}
--- Called twice: goes on, up to the same limits.
+-- Called twice: continues, up to the same limits.
 -- include: shared/trim_oldest.lua
 local dead, max_count, max_age_ms, max_bytes = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local SAMPLES = 50000 -- nodes whose size is looked up, in 2 ms; of a longer stream the rest is taken to be like these

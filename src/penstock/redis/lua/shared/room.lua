@@ -1,5 +1,5 @@
 -- Included by scripts that add. length_with_room(stream, length, count, max_len) returns the length of the stream after
--- what every group has finished made room for so many entries, if they do not fit otherwise (max_len 0 = they do).
+-- what every group has finished made room for that many entries, if they do not fit otherwise (max_len 0 = they do).
 -- include: shared/needed.lua
 -- include: shared/trim_before.lua
 local function length_with_room(stream, length, count, max_len)

@@ -1,13 +1,13 @@
 -- Adds consecutive rows of one partition of a Spark write, once, however often and by whomever they are sent.
 -- KEYS: 1 stream, 2 hash of the query: field 'epoch' = that of the newest run seen, 'p<partition>' = 'batch rows checksum',
 --       how far the partition has come
--- ARGV: 1 partition, 2 epoch of the run (0 = runs are not told apart), 3 batch, 4 rows of the partition before these,
+-- ARGV: 1 partition, 2 epoch of the run (0 = runs are not distinguished), 3 batch, 4 rows of the partition before these,
 --       5 checksum of those, 6 checksum with these, 7 TTL of the hash in s, 8 max_len (0 = none), 9 'reject' or
 --       'drop_oldest', 10 number of rows, 11 layout of the rest:
 --       'plain': payload, payload, ...
 --       'full': per row: number of field arguments, field, value, ...
 -- Returns: 'added dropped'; 'had' = all of them were there; 'at rows checksum' = some were there: send those behind;
---       'room rows' = only so many fit; 'fenced epoch' = a newer run writes; 'differs' = what was there are other rows;
+--       'room rows' = only that many fit; 'fenced epoch' = a newer run writes; 'differs' = what was there are other rows;
 --       'gap batch rows' = rows before these are missing. Only 'added' has written anything, and then all of it.
 -- Called twice: says 'had'. Two attempts of a partition that send the same rows at the same time add each row once.
 -- include: shared/room.lua

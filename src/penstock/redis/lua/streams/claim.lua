@@ -1,7 +1,7 @@
 -- Included by scripts that hand a pending entry to this consumer again.
 -- claim(entry, out, missing): entry is one row of XPENDING {id, owner, idle, count}. Appends {id, count, attempts, fields}
 -- to out. The delivery count stays: it is raised by begin.lua when a handler really starts.
--- is_enough() tells that to claim more in this call would hold the server up: what is claimed is read.
+-- is_enough() returns whether claiming more in this call would block the server: claimed entries are read.
 -- An entry whose body is gone is recorded in the dead letters and leaves the pending list (6.2 keeps it there for ever). Without
 -- a key of dead letters it is only reported: the caller settles it.
 -- XADD before XACK; when the dead-letter stream refuses (memory, type), the entry stays pending.

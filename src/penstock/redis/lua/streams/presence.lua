@@ -1,5 +1,5 @@
--- Included by scripts that must not claim what is gone. presence(stream, count) returns a function that tells whether an id is
--- still in the stream, for about so many ids. To look for an entry copies its payload. From 7.0 on the server knows between
+-- Included by scripts that must not claim what is gone. presence(stream, count) returns a function that returns whether an id is
+-- still in the stream, for about that many ids. Reading an entry copies its payload. From 7.0 on the server knows between
 -- which ids nothing was deleted or trimmed; its answer has two payloads.
 -- include: shared/ids.lua
 -- include: shared/group_info.lua

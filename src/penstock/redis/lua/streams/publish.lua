@@ -44,7 +44,7 @@ if max_len > 0 and ARGV[4] == 'reject' then room = max_len - length end
 
 local answers, range = {}, nil
 if ARGV[6] == 'plain' then
-  -- Only the first and the last id are kept: nearly always they tell all of them, and a table of all costs a tenth more.
+  -- Only the first and the last id are kept: nearly always the others follow from them, and a table of all costs a tenth more.
   local fits, first, last = math.max(0, math.min(count, room)), nil, nil
   for i = 7, 5 + 2 * fits, 2 do
     last = call('XADD', stream, '*', 'data', ARGV[i], 'message_id', ARGV[i + 1])

@@ -1,4 +1,4 @@
--- Takes over messages whose holder gave no sign of life for the length of the lease: pending -> pending with this consumer.
+-- Takes over messages whose holder was silent for the length of the lease: pending -> pending with this consumer.
 -- KEYS: 1 stream, 2 retries, 3 attempts, 4 dead letters, if missing messages are to be settled
 -- ARGV: 1 group, 2 consumer, 3 lease in ms, 4 how many at most (fewer if they are large), 5 cursor, 6 how many entries of the slow sweep to look at
 -- Returns: {next cursor, {{id, count, attempts, fields}, ...}, {missing ids}, 1 = call again at once: rows that wait hide others}

@@ -1,7 +1,7 @@
 -- Removes consumers that hold nothing and were silent for long. A consumer with pending entries is never removed:
 -- the server would drop its pending list and the messages with it.
 -- KEYS: 1 stream
--- ARGV: 1 group, 2 consumer that asks, 3 silent for at least so many ms
+-- ARGV: 1 group, 2 consumer that asks, 3 minimum silence in ms
 -- Returns: {names removed}
 -- Called twice: the second call finds none.
 -- include: shared/group_info.lua

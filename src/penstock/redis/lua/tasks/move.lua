@@ -2,7 +2,7 @@
 -- KEYS: 1 stream, 2 attempts, 3 retries, 4 suspects, 5 index, 6 lanes, 7.. streams of the lanes that occur
 -- ARGV: 1 group, 2 consumer, 3 number of lanes that occur, 4.. their names, then per task: id of the entry, id of the task,
 --       number of its lane, runs before this one
--- Returns: {how many were moved, how many were looked at: the others are left to the next call, because the tasks are large,
+-- Returns: {how many were moved, how many were examined: the others are left to the next call, because the tasks are large,
 --       {entries that stay pending here, because there are too many lanes}}
 -- Called twice: the second call finds nothing pending.
 -- An entry with more fields than a copy has room for is moved without some of them, and says so in the field dlq_cut.
@@ -14,10 +14,10 @@ local stream, group, me, lanes = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 -- include: tasks/open_lane.lua
 local is_open, refused = {}, {}
 for lane = 1, lanes do is_open[lane] = open_lane(KEYS[6], ARGV[3 + lane], KEYS[6 + lane], group) end
-local moved, looked, bytes = 0, 0, 0
+local moved, examined, bytes = 0, 0, 0
 for i = 4 + lanes, #ARGV, 4 do
   if bytes >= ENOUGH then break end
-  looked = looked + 1
+  examined = examined + 1
   local entry, id, lane = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
   local row = call('XRANGE', stream, entry, entry)[1]
   if not is_open[lane] then
@@ -49,4 +49,4 @@ for i = 4 + lanes, #ARGV, 4 do
     moved = moved + 1
   end
 end
-return {moved, looked, refused}
+return {moved, examined, refused}

@@ -14,7 +14,7 @@ from penstock.ops.model.dead_letters import (
     RedriveReport,
 )
 from penstock.ops.model.groups import (
-    MOST_CONSUMERS,
+    MAX_CONSUMERS,
     Consumer,
     ConsumerState,
     GroupLag,
@@ -30,7 +30,7 @@ from penstock.ops.model.streams import Entry, FieldValue, GroupInfo, GroupKind, 
 from penstock.ops.model.tasks import QueueInfo, ScheduleInfo, TaskInfo, TaskQueueInfo, TaskState
 
 __all__ = [
-    "MOST_CONSUMERS",
+    "MAX_CONSUMERS",
     "BalancedStream",
     "BalancerPeer",
     "Consumer",

@@ -1,6 +1,6 @@
--- Looks at a stream and its groups at one moment, without sending a payload; reads only.
+-- Reads a stream and its groups at one moment, without sending a payload; reads only.
 -- KEYS: 1 stream
--- ARGV: 1 how many groups to look at, at most, 2 the only group to look at, '' = all, 3 how many groups to leave out before
+-- ARGV: 1 how many groups to read at most, 2 the only group to read, '' = all, 3 how many groups to leave out before
 -- Returns: {length, id of the first entry or '', id of the last or '', last generated id, entries ever added or -1 = the server
 --       does not count, '1' = its first and its last entry say that they are dead letters, now in ms, how many groups there are,
 --       {{name, consumers, pending, last delivered id, entries read or -1, lag by the server or -1,
