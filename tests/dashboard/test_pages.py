@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 import redis
 
@@ -199,6 +201,44 @@ def test_all_pages_are_followed_by_their_cursors(start_dashboard: StartDashboard
         further = re.search(r'rel="next" href="([^"]+)"', page)
         address = further[1].replace("&amp;", "&") if further else ""
     assert len(seen) == len(set(seen)) == 120
+
+
+def _followed(client: httpx.Client, address: str, link: str, name: str) -> tuple[list[str], str]:
+    """Returns the names in all pages that a link leads to, and the address of the last."""
+    seen = list[str]()
+    while True:
+        page = client.get(address).text
+        seen += re.findall(rf"{name}=([a-z]+-\d+)\"", page)
+        further = re.search(rf'href="([^"]+)">more {link}<', page)
+        if further is None:
+            return seen, address
+        address = html.unescape(further[1])
+
+
+def test_groups_and_consumers_are_followed_to_the_last_and_beyond(
+    start_dashboard: StartDashboard, raw: redis.Redis
+) -> None:
+    names = [f"g-{n}" for n in range(130)], [f"c-{n}" for n in range(60)]
+    raw.xadd("orders", {"data": "{}"})
+    with raw.pipeline() as pipe:
+        for name in names[0]:
+            pipe.xgroup_create("orders", name, "0")
+        for name in names[1]:
+            pipe.xgroup_createconsumer("orders", "g-0", name)
+        pipe.execute()
+    client = start_dashboard()
+    assert "64 of 130 groups are listed" in client.get("/stream?name=orders").text
+    for address, link, name, all_of_them, end in (
+        ("/stream?name=orders", "groups", "group", names[0], "999"),
+        ("/group?stream=orders&group=g-0", "consumers", "consumer", names[1], "d"),
+    ):
+        seen, last = _followed(client, address, link, name)
+        assert sorted(seen) == sorted(all_of_them)
+        beyond = client.get(re.sub(rf"{link}_cursor=[^&]+", f"{link}_cursor={end}", last)).text
+        assert f"No more {link}." in beyond
+        assert f'href="{html.escape(address)}">first {link}<' in beyond
+        assert "too many" not in beyond
+        assert "has read through" not in beyond
 
 
 def test_the_feed_begins_with_the_history_and_goes_on_with_samples(
