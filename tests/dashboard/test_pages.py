@@ -14,6 +14,7 @@ import httpx
 import pytest
 import redis
 
+import penstock.ops.streams as streams_module
 from penstock.dashboard.live import Live
 from penstock.dashboard.pages import PAGES
 from penstock.errors import ConnectionLost
@@ -239,6 +240,39 @@ def test_groups_and_consumers_are_followed_to_the_last_and_beyond(
         assert f'href="{html.escape(address)}">first {link}<' in beyond
         assert "too many" not in beyond
         assert "has read through" not in beyond
+
+
+def test_streams_of_dead_letters_are_followed_by_their_cursor(
+    start_dashboard: StartDashboard, raw: redis.Redis
+) -> None:
+    names = [f"s{n:02}_dlq" for n in range(60)]
+    for name in names:
+        raw.xadd(name, {"data": "x", "dlq_reason": "fatal"})
+    client, seen, address = start_dashboard(), list[str](), "/dead-letters"
+    while address:
+        page = client.get(address).text
+        seen += re.findall(r'class="name"><a href="[^"]*stream=(\w+)"', page)
+        further = re.search(r'rel="next" href="([^"]+)"', page)
+        address = html.unescape(further[1]) if further else ""
+    assert seen == names
+    chosen = client.get("/dead-letters?stream=s59_dlq").text
+    assert '<option value="s59_dlq" selected>' in chosen
+    assert 'cursor=s49_dlq">more streams<' in chosen
+    assert "No more dead letters." in client.get("/dead-letters?cursor=z").text
+
+
+def test_a_page_without_rows_leads_to_the_next(
+    start_dashboard: StartDashboard, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams_module, "MOST_OF_A_PAGE", 1)
+    for n in range(60):
+        raw.xadd(f"s{n:02}", {"data": "{}"})
+    client = start_dashboard()
+    page = client.get("/streams?kind=queue").text
+    assert "No streams on this page; there may be more on the next." in page
+    further = re.search(r'rel="next" href="([^"]+)"', page)
+    assert further is not None
+    assert "No more streams." in client.get(html.unescape(further[1])).text
 
 
 def test_the_feed_begins_with_the_history_and_goes_on_with_samples(

@@ -154,11 +154,14 @@ _LETTER_FILTERS = ("reason", "error", "kind", "fingerprint", "source", "since", 
 async def dead_letters(view: View) -> Values:
     """Return the streams of dead letters; of the chosen one its letters by cause, and those that match."""
     name = view.text("stream")
-    found = await view.inspector.dead_letters.streams()
+    found = await view.inspector.dead_letters.streams(limit=_ROWS, cursor="" if name else view.cursor())
     filters = {key: view.text(key) for key in _LETTER_FILTERS}
-    values: Values = {"streams": found, "filters": filters, "stream": "", "failures": None, "page": None}
-    if not name and len(found) == 1:
-        name = found[0].stream
+    values: Values = {
+        "streams": found.items, "streams_cursor": found.cursor, "filters": filters, "stream": "", "failures": None,
+        "page": None,
+    }  # fmt: skip
+    if not name and len(found.items) == 1 and not found.cursor and not view.cursor():
+        name = found.items[0].stream
     if not name:
         return values
     chosen = await view.inspector.dead_letters.resolve(name)

@@ -17,7 +17,7 @@ from penstock.keys import BalancerKeys, QueueKeys, StreamKeys, TaskKeys, check_n
 from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
-from penstock.ops.catalogue import Catalogue, Look, checked_text, kind_of
+from penstock.ops.catalogue import MOST_OF_A_PAGE, STEP, Catalogue, Look, checked_text, kind_of
 from penstock.ops.entries import LOOKED_AT, EntryRange, read_entries, read_entry
 from penstock.ops.failures import failure_group, letter_of, matches
 from penstock.ops.model import (
@@ -92,19 +92,25 @@ class DeadLetterStreams:
 
     # --- finding them -------------------------------------------------------------------------------
 
-    async def streams(self, match: str = "*") -> list[DeadLetterStreamInfo]:
-        """Return the streams of dead letters that are not empty, by name."""
-        names = await self._catalogue.names(match)
-        task_queues = await self._catalogue.task_queues()
-        found: list[DeadLetterStreamInfo] = []
-        looks = await self._catalogue.look(names, most_groups=1)
-        for look in looks.values():
-            if look.length and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                place = self._place(look, task_queues, looks)
-                found.append(
-                    DeadLetterStreamInfo(look.name, place.kind, place.owner, look.length, look.first_id, look.last_id)
-                )
-        return found
+    async def streams(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[DeadLetterStreamInfo]:
+        """Return streams of dead letters that are not empty, by name."""
+        check_number("limit", limit)
+        task_queues, present = await self._catalogue.task_queues(), set(await self._catalogue.names())
+        names = [name for name in await self._catalogue.names(match) if name > cursor]
+        looked_at, found = names[: max(limit, MOST_OF_A_PAGE)], list[DeadLetterStreamInfo]()
+        for start in range(0, len(looked_at), STEP):
+            looks = await self._catalogue.look(looked_at[start : start + STEP], most_groups=1)
+            for look in looks.values():
+                if look.length and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
+                    place = self._place(look, task_queues, present)
+                    found.append(
+                        DeadLetterStreamInfo(
+                            look.name, place.kind, place.owner, look.length, look.first_id, look.last_id
+                        )
+                    )
+                    if len(found) == limit:
+                        return Page(tuple(found), look.name if look.name != names[-1] else "")
+        return Page(tuple(found), looked_at[-1] if len(looked_at) < len(names) else "")
 
     async def resolve(self, stream: str) -> str:
         """Return the dead-letter stream that a name refers to; raise NotFound if there is none."""

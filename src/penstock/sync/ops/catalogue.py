@@ -22,6 +22,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import ask, run_many, stream_keys
 
 MOST_GROUPS = 64  # of one stream that are looked at
+STEP, MOST_OF_A_PAGE = 100, 2_000  # streams that are looked at together, and for one page, if few are of a kind
 
 
 @dataclass(frozen=True, slots=True)

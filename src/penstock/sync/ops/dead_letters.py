@@ -22,7 +22,7 @@ from penstock.ops.payloads import encoded, shown
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.delivery.dead_letters import DeadLetters, DeadLetterStream
-from penstock.sync.ops.catalogue import Catalogue, Look, checked_text, kind_of
+from penstock.sync.ops.catalogue import MOST_OF_A_PAGE, STEP, Catalogue, Look, checked_text, kind_of
 from penstock.sync.ops.entries import LOOKED_AT, EntryRange, read_entries, read_entry
 from penstock.sync.ops.model import (
     DeadLetterFilter,
@@ -91,19 +91,25 @@ class DeadLetterStreams:
 
     # --- finding them -------------------------------------------------------------------------------
 
-    def streams(self, match: str = "*") -> list[DeadLetterStreamInfo]:
-        """Return the streams of dead letters that are not empty, by name."""
-        names = self._catalogue.names(match)
-        task_queues = self._catalogue.task_queues()
-        found: list[DeadLetterStreamInfo] = []
-        looks = self._catalogue.look(names, most_groups=1)
-        for look in looks.values():
-            if look.length and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                place = self._place(look, task_queues, looks)
-                found.append(
-                    DeadLetterStreamInfo(look.name, place.kind, place.owner, look.length, look.first_id, look.last_id)
-                )
-        return found
+    def streams(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[DeadLetterStreamInfo]:
+        """Return streams of dead letters that are not empty, by name."""
+        check_number("limit", limit)
+        task_queues, present = self._catalogue.task_queues(), set(self._catalogue.names())
+        names = [name for name in self._catalogue.names(match) if name > cursor]
+        looked_at, found = names[: max(limit, MOST_OF_A_PAGE)], list[DeadLetterStreamInfo]()
+        for start in range(0, len(looked_at), STEP):
+            looks = self._catalogue.look(looked_at[start : start + STEP], most_groups=1)
+            for look in looks.values():
+                if look.length and kind_of(look, task_queues)[0] is StreamKind.DEAD_LETTERS:
+                    place = self._place(look, task_queues, present)
+                    found.append(
+                        DeadLetterStreamInfo(
+                            look.name, place.kind, place.owner, look.length, look.first_id, look.last_id
+                        )
+                    )
+                    if len(found) == limit:
+                        return Page(tuple(found), look.name if look.name != names[-1] else "")
+        return Page(tuple(found), looked_at[-1] if len(looked_at) < len(names) else "")
 
     def resolve(self, stream: str) -> str:
         """Return the dead-letter stream that a name refers to; raise NotFound if there is none."""

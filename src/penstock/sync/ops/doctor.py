@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import PermissionDenied, ServerError
 from penstock.ops.findings import (
@@ -31,7 +31,7 @@ from penstock.ops.server_findings import (
     unread_settings,
 )
 from penstock.redis.topology import Sentinels, directory_of
-from penstock.sync.ops.model import Finding, ServiceInfo, Severity, StreamInfo
+from penstock.sync.ops.model import Finding, Page, ServiceInfo, Severity, StreamInfo
 from penstock.sync.redis.reading import ask
 
 if TYPE_CHECKING:
@@ -39,7 +39,17 @@ if TYPE_CHECKING:
 
 _ORDER = [Severity.ERROR, Severity.WARNING, Severity.INFO, Severity.OK]
 _MOST_LOCKS = 500
+_T = TypeVar("_T")
 _ROLES_OF_PEOPLE = (RoleName.READONLY, RoleName.OPERATOR)
+
+
+def _pages(read: Callable[..., Page[_T]]) -> Iterator[tuple[_T, ...]]:
+    """Yield the items of all pages."""
+    cursor, is_more = "", True
+    while is_more:
+        page = read(limit=200, cursor=cursor)
+        yield page.items
+        cursor, is_more = page.cursor, bool(page.cursor)
 
 
 class Doctor:
@@ -62,15 +72,13 @@ class Doctor:
         if inspector.client.is_cluster:
             found += hash_tags(streams)
         found += self._short_locks(services)
-        cursor, is_more = "", True
-        while is_more:
-            page = inspector.retention.page(limit=200, cursor=cursor)
-            found += [finding for info in page.items for finding in pinned(info)]
-            cursor, is_more = page.cursor, bool(page.cursor)
+        for infos in _pages(inspector.retention.page):
+            found += [finding for info in infos for finding in pinned(info)]
         found += consumer_findings(streams, consumers)
         now_ms = time.time_ns() // 1_000_000
         found += [*many_groups(streams), *foreign_ids(streams, now_ms), *without_live_consumers(streams, consumers)]
-        found += unbounded_dead_letters(inspector.dead_letters.streams(), now_ms)
+        for letters in _pages(inspector.dead_letters.streams):
+            found += unbounded_dead_letters(letters, now_ms)
         return sorted(
             without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
         )
