@@ -17,7 +17,7 @@ import redis
 import penstock.ops.streams as streams_module
 from penstock.dashboard.live import Live
 from penstock.dashboard.pages import PAGES
-from penstock.errors import ConnectionLost
+from penstock.errors import ConnectionLost, PenstockError
 from penstock.ops import DeadLetterFilter, FailureGroups, Inspector
 from penstock.sync import StreamClient
 from tests.dashboard.conftest import StartDashboard
@@ -94,6 +94,48 @@ async def test_browsers_share_the_values_of_a_page_until_the_next_sample(monkeyp
     for n in range(100):
         await ask(f"/streams?match={n}")
     assert len(live._pages) == 50
+
+
+async def test_browsers_share_the_failure_of_a_server_that_accepts_and_never_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, samples, loaded, connections = [1_000.0], list[Any](), list[int](), list[asyncio.StreamWriter]()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Inspector.from_url(url, socket_timeout=0.05) as inspector:
+        live = Live(inspector, 2.0)
+        monkeypatch.setattr("penstock.dashboard.live.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        monkeypatch.setattr(live, "sampler", SimpleNamespace(samples=samples))
+
+        async def load() -> dict[str, Any]:
+            loaded.append(len(connections))
+            try:
+                return {"streams": await inspector.streams.page()}
+            finally:
+                samples.append(SimpleNamespace(number=len(samples) + 1, error="no answer"))  # it takes long
+
+        async def ask(count: int) -> None:
+            found = await asyncio.gather(*(live.page("/streams", load) for _ in range(count)), return_exceptions=True)
+            assert all(isinstance(each, PenstockError) for each in found)
+
+        await ask(5)
+        tried = len(connections)
+        assert (len(loaded), tried > 0) == (1, True)
+        samples.append(SimpleNamespace(number=len(samples) + 1, error="no answer"))
+        await ask(5)
+        assert (len(loaded), len(connections)) == (1, tried)
+        now_s[0] += 2
+        await ask(5)
+        assert len(loaded) == 2
+        samples.append(SimpleNamespace(number=len(samples) + 1, error=""))  # it answers again
+        await ask(5)
+        assert len(loaded) == 3
+        for writer in connections:
+            writer.close()
 
 
 def test_every_page_of_a_busy_server_answers_as_html_and_as_json(
