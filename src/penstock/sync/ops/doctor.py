@@ -31,6 +31,7 @@ from penstock.ops.server_findings import (
     unread_settings,
 )
 from penstock.redis.topology import Sentinels, directory_of
+from penstock.sync.ops.dry_run import role_findings
 from penstock.sync.ops.model import Finding, Page, ServiceInfo, Severity, StreamInfo
 from penstock.sync.redis.reading import ask
 
@@ -58,8 +59,10 @@ class Doctor:
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
 
-    def examine(self) -> list[Finding]:
-        """Return the problems found, the worst first."""
+    def examine(
+        self, roles: Sequence[RoleName] = (), place: Place | None = None, user: str | None = None
+    ) -> list[Finding]:
+        """Return the problems found, the worst first; see Inspector.doctor()."""
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = inspector.servers.all(), inspector.services.all()
@@ -68,7 +71,12 @@ class Doctor:
         for server in servers:
             found += [*server_findings(server), *known_holes(server)]
             found += [*keyspace_events(server, services), *unread_settings(server, services)]
-        found += [*self._rights(streams, services), *self._unread_streams(streams)]
+        found += [
+            *self._rights([] if roles else roles_in_use(streams, services)),
+            *self._unread_streams(streams),
+        ]
+        for role in roles:
+            found += role_findings(inspector.client, user or self._login(), role, place or Place())
         if inspector.client.is_cluster:
             found += hash_tags(streams)
         found += self._short_locks(services)
@@ -83,21 +91,24 @@ class Doctor:
             without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
         )
 
-    def _rights(self, streams: Sequence[StreamInfo], services: Sequence[ServiceInfo]) -> list[Finding]:
+    def _login(self) -> str:
+        return self._inspector.client.settings.username or "default"
+
+    def _rights(self, roles: Sequence[RoleName]) -> list[Finding]:
         client = self._inspector.client
         try:
             user = (client.call("", "ACL", "WHOAMI")).decode(errors="replace")
             described = self._user(user)
             default = described if user == "default" else self._user("default")
         except (PermissionDenied, ServerError):
-            where = f"user {client.settings.username or 'default'}"
+            where = f"user {self._login()}"
             what = "its rights, and whether the user default has a password"
             return [not_examined(where, what, "ACL WHOAMI and ACL GETUSER")]
         rules = described.get(b"commands", b"").decode(errors="replace")
         found = open_server(default.get(b"flags", []))
         if rules.startswith("-@all") and not all(self._lacks(role, rules) for role in _ROLES_OF_PEOPLE):
             return found  # who looks or repairs does not do the work
-        for role in roles_in_use(streams, services):
+        for role in roles:
             found += lacking(user, role, self._lacks(role, rules))
         return found
 
