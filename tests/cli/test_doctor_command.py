@@ -143,6 +143,21 @@ def test_a_reader_may_examine_its_own_rights(as_user: Callable[..., list[str]], 
     assert told[0] == ("error", "rights", "may not use what the role readonly needs: commands HLEN")
 
 
+def test_a_worker_may_examine_its_own_rights_and_nothing_else(
+    as_user: Callable[..., list[str]], redis_url: str
+) -> None:
+    names = as_user(RoleName.WORKER, "+acl|dryrun", "+command|info", "-xack")
+    own = redis_url.replace("unix://", "unix://shop:secret@")
+    result = run("doctor", *names, "--json", "--url", own)
+    assert result.exit_code == 3, result.output
+    told = _of_shop([json.loads(line) for line in result.stdout.splitlines()])
+    assert told == [
+        ("error", "rights", "may not use what the role worker needs: commands XACK"),
+        ("info", "not-examined", "not examined: the servers, and the streams and groups on them"),
+    ]
+    assert run("doctor", "--url", own).exit_code == 1
+
+
 def test_rights_that_cannot_be_examined_are_no_silence(
     as_user: Callable[..., list[str]], penstock: Command, redis_url: str
 ) -> None:

@@ -62,6 +62,21 @@ class Doctor:
         self, roles: Sequence[RoleName] = (), place: Place | None = None, user: str | None = None
     ) -> list[Finding]:
         """Return the problems found, the worst first; see Inspector.doctor()."""
+        found: list[Finding] = []
+        for role in roles:
+            found += await role_findings(self._inspector.client, user or self._login(), role, place or Place())
+        try:
+            found += await self._everything(is_role_known=bool(roles))
+        except PermissionDenied:
+            if not roles:
+                raise
+            what = "the servers, and the streams and groups on them"
+            found.append(not_examined(f"user {self._login()}", what, "what `penstock acl --role readonly` prints"))
+        return sorted(
+            without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
+        )
+
+    async def _everything(self, *, is_role_known: bool) -> list[Finding]:
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = await inspector.servers.all(), await inspector.services.all()
@@ -71,11 +86,9 @@ class Doctor:
             found += [*server_findings(server), *known_holes(server)]
             found += [*keyspace_events(server, services), *unread_settings(server, services)]
         found += [
-            *await self._rights([] if roles else roles_in_use(streams, services)),
+            *await self._rights([] if is_role_known else roles_in_use(streams, services)),
             *await self._unread_streams(streams),
         ]
-        for role in roles:
-            found += await role_findings(inspector.client, user or self._login(), role, place or Place())
         if inspector.client.is_cluster:
             found += hash_tags(streams)
         found += await self._short_locks(services)
@@ -86,9 +99,7 @@ class Doctor:
         found += [*many_groups(streams), *foreign_ids(streams, now_ms), *without_live_consumers(streams, consumers)]
         async for letters in _pages(inspector.dead_letters.streams):
             found += unbounded_dead_letters(letters, now_ms)
-        return sorted(
-            without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
-        )
+        return found
 
     def _login(self) -> str:
         return self._inspector.client.settings.username or "default"

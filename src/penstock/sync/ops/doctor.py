@@ -63,6 +63,21 @@ class Doctor:
         self, roles: Sequence[RoleName] = (), place: Place | None = None, user: str | None = None
     ) -> list[Finding]:
         """Return the problems found, the worst first; see Inspector.doctor()."""
+        found: list[Finding] = []
+        for role in roles:
+            found += role_findings(self._inspector.client, user or self._login(), role, place or Place())
+        try:
+            found += self._everything(is_role_known=bool(roles))
+        except PermissionDenied:
+            if not roles:
+                raise
+            what = "the servers, and the streams and groups on them"
+            found.append(not_examined(f"user {self._login()}", what, "what `penstock acl --role readonly` prints"))
+        return sorted(
+            without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
+        )
+
+    def _everything(self, *, is_role_known: bool) -> list[Finding]:
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = inspector.servers.all(), inspector.services.all()
@@ -72,11 +87,9 @@ class Doctor:
             found += [*server_findings(server), *known_holes(server)]
             found += [*keyspace_events(server, services), *unread_settings(server, services)]
         found += [
-            *self._rights([] if roles else roles_in_use(streams, services)),
+            *self._rights([] if is_role_known else roles_in_use(streams, services)),
             *self._unread_streams(streams),
         ]
-        for role in roles:
-            found += role_findings(inspector.client, user or self._login(), role, place or Place())
         if inspector.client.is_cluster:
             found += hash_tags(streams)
         found += self._short_locks(services)
@@ -87,9 +100,7 @@ class Doctor:
         found += [*many_groups(streams), *foreign_ids(streams, now_ms), *without_live_consumers(streams, consumers)]
         for letters in _pages(inspector.dead_letters.streams):
             found += unbounded_dead_letters(letters, now_ms)
-        return sorted(
-            without_echoes(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
-        )
+        return found
 
     def _login(self) -> str:
         return self._inspector.client.settings.username or "default"
