@@ -22,7 +22,8 @@ Every command of `penstock`, as `penstock COMMAND --help` shows it. This page is
 them, then run `make reference`.
 
 * **Where.** `--url`, else the variable `PENSTOCK_URL`, else `task_queue.url` of the [settings](configuration.md), of
-  which `--config` names the file. Every command that connects to a server takes these two.
+  which `--config` names the file. Every command that connects to a server takes these two. Commands of pipelines use
+  the `url` in the pipeline file before the variable and the settings, and `--url` before all.
 * **Output.** Results go to standard output, messages to standard error. Commands that run until they are stopped
   (`worker`, `consume`, `exporter`) print their progress to standard output, and only warnings and errors to standard
   error. `--json` prints one object per line, with stable names; times are in ISO 8601. Tables are for people; in a

@@ -47,14 +47,14 @@ class Protection:
     def __init__(
         self, mode: Mode, keys: Mapping[str, bytes], *, current: str | None = None, accept_plain: bool = False
     ) -> None:
-        if mode not in _KINDS:
+        if mode not in tuple(_KINDS):  # what a file says may not be hashable
             raise ConfigurationError(f"mode={mode!r} must be 'sign' or 'encrypt'")
         self.mode, self.accept_plain = mode, bool(accept_plain)
         self._keys = {key_id: _checked(mode, key_id, key) for key_id, key in keys.items()}
         if not self._keys:
             raise ConfigurationError("a Protection needs at least one key")
         self._current = next(reversed(self._keys)) if current is None else current
-        if self._current not in self._keys:
+        if self._current not in tuple(self._keys):
             raise ConfigurationError(f"current={current!r} is not one of the key ids")
         key_id = self._current.encode()
         self._head = _MARK + bytes((_KINDS[mode], len(key_id))) + key_id

@@ -53,6 +53,7 @@ class Case:
     bad: Words = ("--nonsense",)
     reads: bool = False
     needs_server: bool = True
+    has_url: bool = False  # and may need a server, which other tests take away
     waits: bool = False  # for a server that is away
     note: str = ""
 
@@ -112,15 +113,17 @@ CASES: dict[str, Case] = {
     ),
     "dashboard": Case(None, bad=("--port", "99999"), waits=True, note="tests/dashboard/test_command.py"),
     "bench": Case(("--for", "20ms", "--messages", "300"), bad=("--messages", "0"), reads=True),
-    "config show": Case(reads=True, bad=("--set", "nonsense"), needs_server=False),
-    "config check": Case(bad=("--set", "a.b=c"), needs_server=False, reads=True),
+    "config show": Case(reads=True, bad=("--set", "nonsense"), needs_server=False, has_url=True),
+    "config check": Case(bad=("--set", "a.b=c"), needs_server=False, has_url=True, reads=True),
     "config schema": Case(needs_server=False),
     "demo": Case(None, bad=("--messages", "1"), needs_server=False, note="tests/acceptance/test_demo.py"),
-    "pipeline run": Case(None, bad=("nosuch.toml",), needs_server=False, note="tests/spark/pipeline/test_cli.py"),
-    "pipeline validate": Case(None, bad=("nosuch.toml",), needs_server=False, note="likewise"),
-    "pipeline status": Case(None, bad=("nosuch.toml",), needs_server=False, note="likewise"),
-    "pipeline preview": Case(None, bad=("nosuch.toml",), needs_server=False, note="likewise"),
-    "pipeline reset": Case(None, bad=("nosuch.toml", "--from", "earliest"), needs_server=False, note="likewise"),
+    "pipeline run": Case(None, bad=("nosuch.toml",), needs_server=False, has_url=True, note="tests/spark/pipeline/test_cli.py"),
+    "pipeline validate": Case(None, bad=("nosuch.toml",), needs_server=False, has_url=True, note="likewise"),
+    "pipeline status": Case(None, bad=("nosuch.toml",), needs_server=False, has_url=True, note="likewise"),
+    "pipeline preview": Case(None, bad=("nosuch.toml",), needs_server=False, has_url=True, note="likewise"),
+    "pipeline reset": Case(
+        None, bad=("nosuch.toml", "--from", "earliest"), needs_server=False, has_url=True, note="likewise"
+    ),
     "pipeline schema": Case(needs_server=False),
     "archive run": Case(None, bad=("--archive", "{place}", "--stream", "orders", "--every", "soon"), note="tests/spark"),
     "archive status": Case(None, ("--archive", "{place}"), (), needs_server=False, note="tests/spark/archive/test_cli.py"),
@@ -171,7 +174,7 @@ def test_options_are_spelled_alike_everywhere(name: str) -> None:
         assert meant.get(short, long) == long
     assert shorts <= {"-v", "-q", "-y", "-c", "-p", "-o", "-n"}
     case = CASES.get(ALIASES.get(name, name), Case())
-    assert ("url" in options) == (case.needs_server or (name.startswith("config") and name != "config schema"))
+    assert ("url" in options) == (case.needs_server or case.has_url)
     assert ("as_json" in options) == (name.replace("queue dlq", "dlq") not in WITHOUT_JSON)
     for option in options.values():
         assert not re.search(r"_(ms|s|seconds)$", option.name), "durations have their unit in the value"

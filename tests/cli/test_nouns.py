@@ -339,6 +339,7 @@ def test_all_groups_of_a_stream_are_listed(penstock: Command, as_rows: Rows, raw
     for words in (("group", "ls"), ("group", "lag", "orders"), ("group", "lag", "--over", "1ms")):
         assert penstock(*words).stderr == said
         assert len(as_rows(*words)) == 64
+    assert penstock("stream", "info", "orders").stderr == penstock("stream", "info", "orders", "--json").stderr == said
     assert penstock("group", "ls", "orders").stderr == ""
     assert {row["name"] for row in as_rows("group", "ls", "orders")} == {f"group-{n}" for n in range(140)}
     assert penstock("group", "lag", "orders", "group-69").stderr == ""

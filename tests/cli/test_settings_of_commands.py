@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import redis
 
+from penstock.spark.runtime.link import Retries
 from penstock.sync.results import FSBackend
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.helpers.commands import run
 
 pytestmark = pytest.mark.usefixtures("default_server")
 ROOT = Path(__file__).resolve().parents[2]
+_retry_for = Retries.__init__
 
 
 @pytest.fixture
@@ -53,6 +57,38 @@ def test_the_option_is_above_the_variable_and_the_variable_above_the_settings(
     shown = run("config", "show", "--url", redis_url)
     [line] = [line for line in shown.stdout.splitlines() if "task_queue.url" in line]
     assert line.split()[-3:] == ["--url", "or", "PENSTOCK_URL"]
+
+
+def test_a_pipeline_takes_the_option_its_file_the_variable_and_the_settings_in_this_order(
+    redis_url: str, raw: redis.Redis, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw.xadd("orders", {"data": "{}"})
+    dead = "redis://127.0.0.1:1/0"
+    monkeypatch.setattr(Retries, "__init__", lambda self, _: _retry_for(self, 0.0))
+    for option, own, profile, variable, setting, code in [
+        (redis_url, dead, None, dead, dead, 0),
+        (dead, redis_url, None, redis_url, redis_url, 1),
+        (None, redis_url, None, dead, dead, 0),
+        (None, dead, redis_url, dead, dead, 0),
+        (redis_url, dead, dead, dead, dead, 0),
+        (None, dead, None, redis_url, redis_url, 1),
+        (None, None, None, redis_url, dead, 0),
+        (None, None, None, dead, redis_url, 1),
+        (None, None, None, None, redis_url, 0),
+    ]:
+        text = 'name = "orders"\ncheckpoint = "place"\n[[sink]]\nkind = "console"\n[source]\nstreams = "orders"\n'
+        text += f'url = "{own}"\n' if own else ""
+        text += f'[profile.other.source]\nurl = "{profile}"\n' if profile else ""
+        (folder / "orders.toml").write_text(text)
+        (folder / "settings.toml").write_text(f'[task_queue]\nurl = "{setting}"\n')
+        monkeypatch.delenv("PENSTOCK_URL", raising=False)
+        if variable is not None:
+            monkeypatch.setenv("PENSTOCK_URL", variable)
+        words = ["--url", option] if option else []
+        words += ["--profile", "other"] if profile else []
+        shown = run("pipeline", "status", "orders.toml", "--json", "--config", "settings.toml", *words)
+        assert shown.exit_code == code, shown.output
+        assert code or json.loads(shown.stdout)["lag"] == 1
 
 
 def test_a_queue_in_the_memory_of_one_process_is_refused_and_never_a_fallback(folder: Path) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import pytest
 import redis
 
+import penstock.ops.streams as streams_module
 from penstock.dashboard.live import LiveData
 from penstock.dashboard.pages import PAGES
-from penstock.errors import ConnectionLost
+from penstock.errors import ConnectionLost, PenstockError
 from penstock.ops import DeadLetterFilter, FailureGroups, Inspector
 from penstock.sync import StreamClient
 from tests.dashboard.conftest import StartDashboard
@@ -91,6 +94,48 @@ async def test_browsers_share_the_values_of_a_page_until_the_next_sample(monkeyp
     for n in range(100):
         await ask(f"/streams?match={n}")
     assert len(live._pages) == 50
+
+
+async def test_browsers_share_the_failure_of_a_server_that_accepts_and_never_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s, samples, loaded, connections = [1_000.0], list[Any](), list[int](), list[asyncio.StreamWriter]()
+
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Inspector.from_url(url, socket_timeout=0.05) as inspector:
+        live = LiveData(inspector, 2.0)
+        monkeypatch.setattr("penstock.dashboard.live.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+        monkeypatch.setattr(live, "sampler", SimpleNamespace(samples=samples))
+
+        async def load() -> dict[str, Any]:
+            loaded.append(len(connections))
+            try:
+                return {"streams": await inspector.streams.page()}
+            finally:
+                samples.append(SimpleNamespace(number=len(samples) + 1, error="no answer"))  # it takes long
+
+        async def ask(count: int) -> None:
+            found = await asyncio.gather(*(live.page("/streams", load) for _ in range(count)), return_exceptions=True)
+            assert all(isinstance(each, PenstockError) for each in found)
+
+        await ask(5)
+        tried = len(connections)
+        assert (len(loaded), tried > 0) == (1, True)
+        samples.append(SimpleNamespace(number=len(samples) + 1, error="no answer"))
+        await ask(5)
+        assert (len(loaded), len(connections)) == (1, tried)
+        now_s[0] += 2
+        await ask(5)
+        assert len(loaded) == 2
+        samples.append(SimpleNamespace(number=len(samples) + 1, error=""))  # it answers again
+        await ask(5)
+        assert len(loaded) == 3
+        for writer in connections:
+            writer.close()
 
 
 def test_every_page_of_a_busy_server_answers_as_html_and_as_json(
@@ -199,6 +244,77 @@ def test_all_pages_are_followed_by_their_cursors(start_dashboard: StartDashboard
         further = re.search(r'rel="next" href="([^"]+)"', page)
         address = further[1].replace("&amp;", "&") if further else ""
     assert len(seen) == len(set(seen)) == 120
+
+
+def _followed(client: httpx.Client, address: str, link: str, name: str) -> tuple[list[str], str]:
+    """Returns the names in all pages that a link leads to, and the address of the last."""
+    seen = list[str]()
+    while True:
+        page = client.get(address).text
+        seen += re.findall(rf"{name}=([a-z]+-\d+)\"", page)
+        further = re.search(rf'href="([^"]+)">more {link}<', page)
+        if further is None:
+            return seen, address
+        address = html.unescape(further[1])
+
+
+def test_groups_and_consumers_are_followed_to_the_last_and_beyond(
+    start_dashboard: StartDashboard, raw: redis.Redis
+) -> None:
+    names = [f"g-{n}" for n in range(130)], [f"c-{n}" for n in range(60)]
+    raw.xadd("orders", {"data": "{}"})
+    with raw.pipeline() as pipe:
+        for name in names[0]:
+            pipe.xgroup_create("orders", name, "0")
+        for name in names[1]:
+            pipe.xgroup_createconsumer("orders", "g-0", name)
+        pipe.execute()
+    client = start_dashboard()
+    assert "64 of 130 groups are listed" in client.get("/stream?name=orders").text
+    for address, link, name, all_of_them, end in (
+        ("/stream?name=orders", "groups", "group", names[0], "999"),
+        ("/group?stream=orders&group=g-0", "consumers", "consumer", names[1], "d"),
+    ):
+        seen, last = _followed(client, address, link, name)
+        assert sorted(seen) == sorted(all_of_them)
+        beyond = client.get(re.sub(rf"{link}_cursor=[^&]+", f"{link}_cursor={end}", last)).text
+        assert f"No more {link}." in beyond
+        assert f'href="{html.escape(address)}">first {link}<' in beyond
+        assert "too many" not in beyond
+        assert "has read through" not in beyond
+
+
+def test_streams_of_dead_letters_are_followed_by_their_cursor(
+    start_dashboard: StartDashboard, raw: redis.Redis
+) -> None:
+    names = [f"s{n:02}_dlq" for n in range(60)]
+    for name in names:
+        raw.xadd(name, {"data": "x", "dlq_reason": "fatal"})
+    client, seen, address = start_dashboard(), list[str](), "/dead-letters"
+    while address:
+        page = client.get(address).text
+        seen += re.findall(r'class="name"><a href="[^"]*stream=(\w+)"', page)
+        further = re.search(r'rel="next" href="([^"]+)"', page)
+        address = html.unescape(further[1]) if further else ""
+    assert seen == names
+    chosen = client.get("/dead-letters?stream=s59_dlq").text
+    assert '<option value="s59_dlq" selected>' in chosen
+    assert 'cursor=s49_dlq">more streams<' in chosen
+    assert "No more dead letters." in client.get("/dead-letters?cursor=z").text
+
+
+def test_a_page_without_rows_leads_to_the_next(
+    start_dashboard: StartDashboard, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams_module, "MOST_OF_A_PAGE", 1)
+    for n in range(60):
+        raw.xadd(f"s{n:02}", {"data": "{}"})
+    client = start_dashboard()
+    page = client.get("/streams?kind=queue").text
+    assert "No streams on this page; there may be more on the next." in page
+    further = re.search(r'rel="next" href="([^"]+)"', page)
+    assert further is not None
+    assert "No more streams." in client.get(html.unescape(further[1])).text
 
 
 def test_the_feed_begins_with_the_history_and_goes_on_with_samples(

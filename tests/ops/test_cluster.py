@@ -36,7 +36,7 @@ async def test_dead_letters_and_tasks_of_a_cluster(cluster: Cluster) -> None:
         await queue.dead_letter("one", error="ValueError")
         await queue.enqueue(Task(kind="render", id="two"))
         inspector = Inspector(client)
-        found = {each.stream: (each.kind, each.owner) for each in await inspector.dead_letters.streams()}
+        found = {each.stream: (each.kind, each.owner) for each in (await inspector.dead_letters.streams()).items}
         assert found == {
             "{orders}_dlq": (StreamKind.STREAM, "{orders}"), "{jobs}.dead": (StreamKind.TASKS, "jobs"),
         }  # fmt: skip

@@ -7,6 +7,7 @@ import redis
 
 from penstock import StreamClient
 from penstock.ops import Inspector, Severity
+from penstock.ops.dry_run import sample
 from penstock.ops.rights import Place, RoleName, rights_of
 from penstock.tasks import RedisTaskQueue, Task
 from tests.docs.pages import ROOT
@@ -104,6 +105,26 @@ async def test_what_a_user_may_not_examine_is_no_silence(
     assert list(all_read) == ["user default"], "who looks needs no rights to work"
     assert "has no password" in all_read["user default"]
     assert any("not examined: version, memory" in text for text in no_info.values())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key"),
+    [
+        ("orders", "orders"), ("orders:*", "orders:penstock-doctor"), ("a?c", "axc"), ("s[0-9]", "s0"),
+        (r"a\*", "a*"), ("s[^a]", "spenstock-doctor"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("default_server")
+def test_a_pattern_stands_for_a_key_that_it_matches(pattern: str, key: str) -> None:
+    assert sample(pattern) == key
+
+
+@pytest.mark.servers("6.2")
+async def test_a_server_that_cannot_tell_what_a_user_may_do_is_said(inspector: Inspector) -> None:
+    found = await inspector.doctor([RoleName.WORKER], Place(streams=(STREAM,)))
+    [finding] = [each for each in found if each.check == "not-examined"]
+    assert finding.where == "user default"
+    assert "since Redis 7.0" in finding.what
 
 
 async def test_whether_replicas_are_needed_is_known_without_a_look_at_the_settings(

@@ -80,7 +80,7 @@ async def test_a_page_of_a_kind_ends_after_so_many_of_others(
     for n in range(9):
         add(raw, 1, f"s{n}")
     raw.xgroup_create("s6", "queue", "0")
-    monkeypatch.setattr(streams_module, "_MAX_PER_PAGE", 4)
+    monkeypatch.setattr(streams_module, "MAX_PER_PAGE", 4)
     found = [await inspector.streams.page(kind=StreamKind.QUEUE, limit=2, cursor=cursor) for cursor in ("", "s3", "s7")]
     assert [([info.name for info in page.items], page.cursor) for page in found] == [
         ([], "s3"),

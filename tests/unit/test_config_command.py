@@ -74,5 +74,39 @@ def test_check_looks_for_the_providers(run: Run, setting: str, message: str) -> 
     assert shown.stderr.startswith(f"penstock: --set {setting.partition('=')[0]}: {message}")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read the keys in keys.toml: [Errno 2] No such file or directory"),
+        ("mode = 'sign'\nkyes = {}\n", "keys.toml: unknown kyes"),
+        ("mode = ['sign']\nkeys = {a = 'AAAA'}\n", "mode=['sign'] must be 'sign' or 'encrypt'"),
+        (f"mode = 'sign'\ncurrent = []\nkeys = {{a = '{'A' * 44}'}}\n", "current=[] is not one of the key ids"),
+        (f"mode = 'sign'\nkeys = {{a = '{'A' * 44}'}}\n", ""),
+    ],
+)
+def test_check_reads_the_keys_that_sign_and_encrypt(run: Run, tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "keys.toml").write_text(text)
+    (tmp_path / "penstock.toml").write_text("[task_queue]\nprotection_file = 'keys.toml'\n")
+    shown = run("check")
+    assert (shown.returncode == 0) == (not message), shown.stderr
+    assert not message or shown.stderr.startswith(f"penstock: penstock.toml:2: {message}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("task_queue.url=nonsense", "the Redis URL has no scheme"),
+        ("task_queue.redis.nonsense=1", "task queue 'redis' cannot be created with the keys ['nonsense']"),
+        ("task_queue.url=embedded://", ""),
+        ("task_queue.provider=stub", ""),
+    ],
+)
+def test_check_makes_the_task_queue_without_a_server(run: Run, setting: str, message: str) -> None:
+    shown = run("check", "--set", setting)
+    assert (shown.returncode == 0) == (not message), shown.stderr
+    assert not message or shown.stderr.startswith(f"penstock: {message}")
+
+
 def test_the_schema_is_json(run: Run) -> None:
     assert json.loads(run("schema").stdout)["title"] == "penstock.toml"

@@ -13,11 +13,14 @@ from penstock.cli.options import FROM_SETTINGS, AsJson, ConfigFile, SetOptions, 
 from penstock.cli.shown import print_rows
 from penstock.errors import ConfigurationError, SettingsError
 from penstock.plugins import RESULT_BACKENDS, TASK_QUEUES, suggestion
+from penstock.protection import Protection
 from penstock.settings import Given, Setting, Settings, flag, json_schema
 from penstock.shown import to_json
-from penstock.sync.providers import make_result_backend
+from penstock.sync.providers import make_result_backend, make_task_queue
 
 _OURS = ("fs", "postgres", "s3")
+_OUR_QUEUES = ("redis", "stub")
+_STARTS_A_SERVER = "embedded:"
 app = group("Show and check settings.")
 
 
@@ -39,11 +42,12 @@ def show(
 def check(
     config: ConfigFile = None, settings: SetOptions = None, url: Url = FROM_SETTINGS, as_json: AsJson = False
 ) -> None:
-    """Check the settings, and that the providers they name are installed and accept them; makes no connections."""
+    """Check the settings, and that the providers and keys that they name can be used; makes no connections."""
     found = _load(config, settings, url)
+    named = {setting.name: setting for setting in found.all}
     providers = [
-        (plugins, next(setting for setting in found.all if setting.name == f"{table}.provider"))
-        for plugins, table in ((TASK_QUEUES, "task_queue"), (RESULT_BACKENDS, "result_backend"))
+        (TASK_QUEUES, named["task_queue.provider"]),
+        (RESULT_BACKENDS, named["result_backend.provider"]),
     ]
     for plugins, provider in providers:
         if provider.value not in plugins:
@@ -52,11 +56,21 @@ def check(
     for plugins, provider in providers:
         with _with_origin(provider):
             plugins.load(provider.value)
-    with _with_origin(providers[1][1]):
-        # Ours open no connection when they are made, and name the package that is missing. Others' may do anything.
+    _check_protection(named["task_queue.protection_file"])
+    # Ours open no connection when they are made, and name the package that is missing. Others' may do anything.
+    with _with_origin(named["task_queue.provider"]):
+        if found.task_queue.provider in _OUR_QUEUES and not found.task_queue.url.startswith(_STARTS_A_SERVER):
+            make_task_queue(found).close()
+    with _with_origin(named["result_backend.provider"]):
         if found.result_backend.provider in _OURS:
             make_result_backend(found).close()
     print(to_json({"is_usable": True}) if as_json else "The settings are valid.")
+
+
+def _check_protection(file: Setting) -> None:
+    if file.value is not None:
+        with _with_origin(file):
+            Protection.from_file(file.value)
 
 
 @command(app)
@@ -66,11 +80,12 @@ def schema() -> None:
 
 
 @contextmanager
-def _with_origin(provider: Setting) -> Iterator[None]:
+def _with_origin(setting: Setting) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        raise SettingsError(f"{provider.origin}: {error}") from error
+        place = "" if setting.origin.source == "default" else f"{setting.origin}: "
+        raise SettingsError(f"{place}{error}") from error
 
 
 def _load(config: Path | None, settings: list[str] | None, url: str) -> Settings:

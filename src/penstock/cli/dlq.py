@@ -35,7 +35,7 @@ from penstock.cli.options import (
 from penstock.cli.shown import Columns, print_error, print_fields, print_rows, say
 from penstock.errors import ConfigurationError, NotFound
 from penstock.ids import is_id
-from penstock.ops.model import DeadLetterFilter, DeadLetterInfo
+from penstock.ops.model import DeadLetterFilter, DeadLetterInfo, DeadLetterStreamInfo
 from penstock.shown import command_line, to_json
 from penstock.sync.ops import Inspector
 
@@ -116,7 +116,11 @@ Choice: TypeAlias = dict[str, DeadLetterFilter]
 def _streams(inspector: Inspector, of: str | None) -> list[str]:
     if of is not None:
         return [inspector.dead_letters.resolve(of)]
-    return [each.stream for each in inspector.dead_letters.streams()]
+    return [each.stream for each in _all_streams(inspector)]
+
+
+def _all_streams(inspector: Inspector) -> Iterator[DeadLetterStreamInfo]:
+    return paged(lambda count, cursor: inspector.dead_letters.streams(limit=count, cursor=cursor), EVERYTHING)
 
 
 def _letters(
@@ -258,7 +262,7 @@ def redrive(
 
 
 def _with_owner(inspector: Inspector, choice: Choice) -> Choice:
-    owners = {each.stream: each.owner for each in inspector.dead_letters.streams()}
+    owners = {each.stream: each.owner for each in _all_streams(inspector)}
     for stream in choice:
         if not owners.get(stream):
             hint = command_line("dlq redrive --queue", stream).rstrip("`") + " --to STREAM`"

@@ -22,7 +22,10 @@ def exporter(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to serve metrics on.")] = 9_808,
     host: Host = LOOPBACK,
 ) -> None:
-    """Serve metrics of streams, queues, tasks, balanced services and servers until SIGTERM or Ctrl-C."""
+    """Serve metrics of streams, queues, tasks, balanced services and servers until SIGTERM or Ctrl-C.
+
+    The exit code is 3 if --stream is the name of a stream that does not exist.
+    """
     from penstock.cli.worker_metrics import serve
     from penstock.sync.ops.metrics import InspectorCollector
 

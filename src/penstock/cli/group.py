@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import time
-from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -12,11 +11,11 @@ import typer
 from penstock import ids
 from penstock.cli.command import EVERYTHING, Server, command, group, paged
 from penstock.cli.options import AsJson, GroupName, StreamName, Yes, confirm, duration
-from penstock.cli.shown import Columns, print_rows, say, span
-from penstock.cli.stream import GROUPS, lag_text
+from penstock.cli.shown import Columns, print_rows, span
+from penstock.cli.stream import GROUPS, lag_text, say_unlisted_groups
 from penstock.errors import PenstockError
 from penstock.ops.model import GroupLag, StreamInfo
-from penstock.shown import command_line, shown, to_json
+from penstock.shown import shown, to_json
 from penstock.sync.ops import Inspector, Sampler
 from penstock.sync.ops.groups import group_lag
 from penstock.times import moment_ms
@@ -50,7 +49,7 @@ def ls(
                 paged(lambda count, cursor: inspector.groups.page(stream, limit=count, cursor=cursor), EVERYTHING)
             )
         print_rows(found, GROUPS, as_json=as_json, none="no consumer groups")
-        _warn_missing(streams)
+        say_unlisted_groups(streams)
 
 
 @command(app)
@@ -73,7 +72,7 @@ def lag(
         if stream is not None and not found:
             inspector.streams.info(stream, memory=False)  # raises NotFound where there is no stream
         print_rows(found, _LAGS, as_json=as_json, none="no consumer groups")
-        _warn_missing(streams)
+        say_unlisted_groups(streams)
 
 
 def _lags(inspector: Inspector, match: str, over_s: float) -> tuple[list[GroupLag], tuple[StreamInfo, ...]]:
@@ -86,15 +85,6 @@ def _lags(inspector: Inspector, match: str, over_s: float) -> tuple[list[GroupLa
     if sampler.sample().error or sampler.overview is None:
         raise PenstockError(sampler.samples[-1].error)
     return sampler.lags(), sampler.overview.streams
-
-
-def _warn_missing(streams: Iterable[StreamInfo]) -> None:
-    for each in streams:
-        if each.groups_count > len(each.groups):
-            say(
-                f"{each.name} has {each.groups_count:,} groups, of which {len(each.groups)} are listed; list all with "
-                f"{command_line('group ls', each.name)}"
-            )
 
 
 @command(app)

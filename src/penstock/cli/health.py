@@ -7,12 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.acl import RolePlace
 from penstock.cli.command import UNHEALTHY, Server, must_match
 from penstock.cli.options import AsJson, Pattern, duration
 from penstock.cli.shown import Columns, print_rows, say, span
 from penstock.cli.stream import lag_text, total_lag_text
+from penstock.errors import ConfigurationError
 from penstock.ops.model import GroupKind, Overview, Severity
 from penstock.ops.model.groups import dead_after_ms
+from penstock.ops.rights import Place, RoleName
 from penstock.shown import shown, to_json
 
 _FINDINGS: Columns = {
@@ -99,12 +102,25 @@ def _summary(found: Overview) -> str:
 
 def doctor(
     server: Server,
+    names: RolePlace,
+    role: Annotated[
+        list[RoleName] | None,
+        typer.Option(help="Also check that the user has the rights of this role, and not far more. May be repeated."),
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option(help="With --role: the user to check.", show_default="the one that connects")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as unhealthy, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check servers, streams and groups; print each problem with a fix, and exit with 3 if one is an error."""
+    """Check servers, streams and groups; print each problem with a fix, and exit with 3 if one is an error.
+
+    For --role, name the keys that the user works with: the options are those of `penstock acl`, and may be repeated.
+    """
+    if not role and (user is not None or names.place != Place()):
+        raise ConfigurationError("--stream, --queue, --service, --dead-letters, --prefix and --user need --role")
     with server.inspector() as inspector:
-        findings = inspector.doctor()
+        findings = inspector.doctor(role or (), names.place, user)
     print_rows(findings, _FINDINGS, as_json=as_json, none="no problems found")
     failing = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
     if any(finding.severity in failing for finding in findings):

@@ -55,24 +55,25 @@ def words(text: str) -> frozenset[str]:
 # --- where ----------------------------------------------------------------------------------------
 
 
+def is_on_command_line(context: typer.Context, name: str) -> bool:
+    """Return whether an option was given as such, and not by its variable or default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _named(context: typer.Context, value: str) -> str:
     # A variable of a script that is not set must not lead to the server of the settings.
-    source = context.get_parameter_source("url")
-    if not value and source is not None and source.name == "COMMANDLINE":
+    if not value and is_on_command_line(context, "url"):
         raise typer.BadParameter("must not be empty")
     return value
 
 
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        envvar="PENSTOCK_URL",
-        callback=_named,
-        help="URL of the Redis or Valkey server.",
-        show_default="task_queue.url of the settings",
-    ),
-]
+def url(meaning: str, default: str) -> Any:
+    """Return the option --url; `default` says what holds without it and its variable."""
+    return typer.Option("--url", envvar="PENSTOCK_URL", callback=_named, help=meaning, show_default=default)
+
+
+Url = Annotated[str, url("URL of the Redis or Valkey server.", "task_queue.url of the settings")]
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", help="The settings file.", show_default="$PENSTOCK_CONFIG, or penstock.toml if it exists"),

@@ -10,15 +10,28 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.command import command, group
+from penstock.cli.command import command, group, load_settings
 from penstock.cli.java_output import silent_end
-from penstock.cli.options import LOOPBACK, AsJson, DryRun, Limit, Once, Yes, confirm
+from penstock.cli.options import (
+    FROM_SETTINGS,
+    LOOPBACK,
+    AsJson,
+    ConfigFile,
+    DryRun,
+    Limit,
+    Once,
+    Yes,
+    confirm,
+    is_on_command_line,
+    url,
+)
 from penstock.cli.shown import print_rows, say
 from penstock.cli.spark_session import Master, check_master, detect_dead_server, is_remote, leave, started
 from penstock.cli.stopping import Stopping, stopping
@@ -50,6 +63,39 @@ Profile = Annotated[
     str | None,
     typer.Option(envvar="PENSTOCK_PROFILE", help="The profile [profile.NAME], whose values override the others."),
 ]
+SourceUrl = Annotated[
+    str,
+    url(
+        "URL of the Redis or Valkey server to read from. The option overrides the file; the variable does not.",
+        "url of the file, else task_queue.url of the settings",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class SourceServer:
+    """The server of a source, as --url, the pipeline file, PENSTOCK_URL and the settings say, in this order."""
+
+    url: str
+    overrides_files: bool
+    config: Path | None
+
+    @classmethod
+    def from_options(
+        cls, context: typer.Context, url: SourceUrl = FROM_SETTINGS, config: ConfigFile = None
+    ) -> SourceServer:
+        """Read the options; the settings are read only if a file needs them."""
+        return cls(url, is_on_command_line(context, "url"), config)
+
+    def pipeline(self, file: Path, profile: str | None) -> Pipeline:
+        """Read a pipeline file."""
+        from penstock.settings.binding import Document
+        from penstock.spark.pipeline.spec_file import SpecFile
+
+        spec = SpecFile(Document.read(file), profile)
+        if self.overrides_files or not spec.has_source_url:
+            spec.set_source_url(load_settings(self.url, self.config).task_queue.url)
+        return spec.pipeline()
 
 
 class PipelinesFailed(PenstockError):
@@ -62,6 +108,7 @@ class PipelinesFailed(PenstockError):
 
 @command(app)
 def run(
+    server: SourceServer,
     files: Files,
     once: Once = True,
     profile: Profile = None,
@@ -78,7 +125,7 @@ def run(
 
     Each pipeline is validated first. SIGTERM and Ctrl-C stop it after its current batch; the next run continues there.
     """
-    pipelines = _read_all(files, profile)
+    pipelines = _read_all(server, files, profile)
     with stopping(_named(pipelines)) as stop, ExitStack() as stack:
         on_event = None if metrics_port is None else stack.enter_context(_metrics(metrics_host, metrics_port))
         spark = stack.enter_context(_session(pipelines, files, master, stop))
@@ -156,11 +203,13 @@ def _metrics(host: str, port: int) -> Iterator[EventSink]:
 
 
 @command(app)
-def validate(files: Files, profile: Profile = None, master: Master = None, as_json: AsJson = False) -> None:
+def validate(
+    server: SourceServer, files: Files, profile: Profile = None, master: Master = None, as_json: AsJson = False
+) -> None:
     """Check pipelines without running them; print one line per problem and exit with code 2 if there are any."""
     from penstock.spark.pipeline.validation import PipelineInvalid
 
-    pipelines = _read_all(files, profile)
+    pipelines = _read_all(server, files, profile)
     problems: list[str] = []
     with stopping(_named(pipelines)) as stop, _session(pipelines, files, master, stop) as spark, stop.at_once():
         for file, pipeline in zip(files, pipelines, strict=True):
@@ -179,9 +228,9 @@ def validate(files: Files, profile: Profile = None, master: Master = None, as_js
 
 
 @command(app)
-def status(files: Files, profile: Profile = None, as_json: AsJson = False) -> None:
+def status(server: SourceServer, files: Files, profile: Profile = None, as_json: AsJson = False) -> None:
     """Print the progress of pipelines; needs access to their checkpoints, but no Spark."""
-    pipelines = _read_all(files, profile)
+    pipelines = _read_all(server, files, profile)
     from penstock.spark.pipeline.status import status as status_of
 
     for found in map(status_of, pipelines):
@@ -201,10 +250,15 @@ def status(files: Files, profile: Profile = None, as_json: AsJson = False) -> No
 
 @command(app)
 def preview(
-    file: File, limit: Limit = 20, profile: Profile = None, master: Master = None, as_json: AsJson = False
+    server: SourceServer,
+    file: File,
+    limit: Limit = 20,
+    profile: Profile = None,
+    master: Master = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the first rows that each sink would receive. Nothing is written, and no handler is called."""
-    (pipeline,) = _read_all([file], profile)
+    (pipeline,) = _read_all(server, [file], profile)
     from penstock.spark.pipeline.preview import preview as preview_of
 
     with stopping(pipeline.name) as stop, _session([pipeline], [file], master, stop) as spark, stop.at_once():
@@ -235,6 +289,7 @@ def _cell(name: str, row: dict[str, object]) -> object:
 
 @command(app)
 def reset(
+    server: SourceServer,
     file: File,
     start: Annotated[
         str,
@@ -256,7 +311,7 @@ def reset(
 
     Entries that it reads again are written again: sinks with a key replace their rows, others get duplicates.
     """
-    (pipeline,) = _read_all([file], profile)
+    (pipeline,) = _read_all(server, [file], profile)
     from penstock.spark.pipeline.reset import plan_reset
     from penstock.spark.pipeline.reset import reset as carry_out
 
@@ -277,10 +332,8 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
-def _read_all(files: Sequence[Path], profile: str | None) -> list[Pipeline]:
-    from penstock.spark.pipeline import Pipeline
-
-    pipelines = [Pipeline.from_file(file, profile=profile) for file in files]
+def _read_all(server: SourceServer, files: Sequence[Path], profile: str | None) -> list[Pipeline]:
+    pipelines = [server.pipeline(file, profile) for file in files]
     for what in ("name", "checkpoint"):
         values = [getattr(pipeline, what) for pipeline in pipelines]
         for value in values:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
@@ -18,8 +18,8 @@ from penstock.cli.options import AsJson, DryRun, Limit, Since, StreamName, Until
 from penstock.cli.shown import Columns, print_fields, print_rows, say, span
 from penstock.errors import ConfigurationError, NotFound
 from penstock.model import Lag
-from penstock.ops.model import Entry, GroupLag, RetentionPolicy, StreamKind, Totals
-from penstock.shown import plain, shown, to_json
+from penstock.ops.model import Entry, GroupLag, RetentionPolicy, StreamInfo, StreamKind, Totals
+from penstock.shown import command_line, plain, shown, to_json
 from penstock.sync.delivery.publisher import Duplicate
 from penstock.sync.ops import Inspector
 from penstock.sync.streams.producer import StreamProducer
@@ -119,11 +119,23 @@ def info(server: Server, stream: StreamName, as_json: AsJson = False) -> None:
         found = inspector.streams.info(stream)
     if as_json:
         print_fields(found, as_json=True)
+        say_unlisted_groups([found])
         return
     print_fields({name: value for name, value in plain(found).items() if name != "groups"}, as_json=False)
     if found.groups:
         print()
         print_rows(found.groups, GROUPS, as_json=False)
+    say_unlisted_groups([found])
+
+
+def say_unlisted_groups(streams: Iterable[StreamInfo]) -> None:
+    """Say which streams have more groups than are listed, and how to list them all."""
+    for each in streams:
+        if each.groups_count > len(each.groups):
+            say(
+                f"{each.name} has {each.groups_count:,} groups, of which {len(each.groups)} are listed; list all with "
+                f"{command_line('group ls', each.name)}"
+            )
 
 
 @command(app)

@@ -26,7 +26,7 @@ _TASKS: Columns = {
     "id": "id",
     "kind": "kind",
     "state": lambda each: each.state.value,
-    "attempts": lambda each: None if each.is_cut and each.state is TaskState.DONE else each.attempts,
+    "attempts": "attempts",
     "requires": lambda each: ", ".join(each.requires),
     "worker": "consumer",
     "due": lambda each: None if each.due_at_ms is None else ids.moment(each.due_at_ms),

@@ -23,12 +23,21 @@ _LETTERS_BY_CAUSE = 5_000  # that are read for one page: more would keep the ser
 
 @dataclass(slots=True)
 class _CachedPage:
-    """The values of a page, for every browser that asks before the next sample."""
+    """The values of a page, or why there are none, for every browser that asks before the next sample."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    values: dict[str, Any] | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    error: Exception | None = None
+    loads: int = 0
     sample: int = 0
     end_s: float = 0.0
+
+    async def load(self, load: Callable[[], Awaitable[dict[str, Any]]], newest_sample: int) -> None:
+        try:
+            self.values, self.error = await load(), None
+        except Exception as error:  # each of the browsers gets it
+            self.error = error
+        self.loads, self.sample, self.end_s = self.loads + 1, newest_sample, time.monotonic() + _OLDEST_PAGE_S
 
 
 class LiveData:
@@ -73,18 +82,23 @@ class LiveData:
         return self.sampler.overview
 
     async def page(self, place: Hashable, load: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """Return the values of a page: those of the browser that asked first, until there is a new sample.
+        """Return the values of a page, or raise: what the browser that asked first got, until there is a new sample.
 
-        Each sample makes every browser ask again, at the same time.
+        Each sample makes every browser ask again, at the same time. Samples that fail do not: the server may be one
+        that never answers, and the browsers would wait in turn.
         """
         shared = self._pages.setdefault(place, _CachedPage())
         if len(self._pages) > _MAX_PAGES:
             del self._pages[next(iter(self._pages))]
+        loads = shared.loads
         async with shared.lock:
             newest = self.sampler.samples[-1].number if self.sampler.samples else 0
-            if shared.values is None or shared.sample != newest or time.monotonic() >= shared.end_s:
-                shared.values = await load()
-                shared.sample, shared.end_s = newest, time.monotonic() + _OLDEST_PAGE_S
+            is_current = shared.sample == newest or (shared.error is not None and self.error != "")
+            is_fresh = shared.loads > 0 and is_current and time.monotonic() < shared.end_s
+            if shared.loads == loads and not is_fresh:  # nor was it loaded while this browser waited
+                await shared.load(load, newest)
+            if shared.error is not None:
+                raise shared.error.with_traceback(None)
             return shared.values
 
     async def failures(self, stream: str, matching: DeadLetterFilter, criteria: Hashable) -> FailureGroups:

@@ -13,7 +13,7 @@ from penstock.errors import NotFound
 from penstock.keys import QueueKeys
 from penstock.ops import ConsumerState, StreamInfo, StreamKind, TaskState
 from penstock.ops.condition import condition_of
-from penstock.ops.model import MAX_CONSUMERS
+from penstock.ops.model import MAX_CONSUMERS, Page
 from penstock.queue.model import GROUP
 
 Values = dict[str, Any]
@@ -93,7 +93,10 @@ async def stream(view: View) -> Values:
     """Return one stream: its numbers, groups and entries."""
     name = view.needed("name")
     order, show = view.choice("order", ("oldest",)), view.choice("show", ("raw",))
-    found = await view.inspector.streams.info(name)
+    found, cursor = await view.inspector.streams.info(name), view.cursor("groups_cursor")
+    groups = Page(found.groups)
+    if cursor or found.groups_count > len(found.groups):
+        groups = await view.inspector.groups.page(name, cursor=cursor)
     page = await view.inspector.streams.entries(
         name,
         start=view.position("from", "-"),
@@ -105,7 +108,7 @@ async def stream(view: View) -> Values:
     )
     filters = {key: view.text(key) for key in ("name", "from", "to", "text", "order", "show", "limit")}
     return {
-        "title": name, "stream": found, "page": page, "filters": filters, "start": filters["from"],
+        "title": name, "stream": found, "groups": groups, "page": page, "filters": filters, "start": filters["from"],
         "end": filters["to"], "text": filters["text"], "order": order, "show": show,
     }  # fmt: skip
 
@@ -138,6 +141,7 @@ async def group(view: View) -> Values:
     filters = {key: view.text(key) for key in ("stream", "group", "consumer", "idle")}
     return {
         "title": name, "group": found, "rates": rates, "consumers": consumers, "pending": pending,
+        "is_unlisted": found.consumers > MAX_CONSUMERS,
         "filters": filters, "consumer": filters["consumer"], "idle": filters["idle"],
     }  # fmt: skip
 
@@ -150,11 +154,14 @@ _LETTER_FILTERS = ("reason", "error", "kind", "fingerprint", "source", "since", 
 async def dead_letters(view: View) -> Values:
     """Return the streams of dead letters; of the chosen one its letters by cause, and those that match."""
     name = view.text("stream")
-    found = await view.inspector.dead_letters.streams()
+    found = await view.inspector.dead_letters.streams(limit=_ROWS, cursor="" if name else view.cursor())
     filters = {key: view.text(key) for key in _LETTER_FILTERS}
-    values: Values = {"streams": found, "filters": filters, "stream": "", "failures": None, "page": None}
-    if not name and len(found) == 1:
-        name = found[0].stream
+    values: Values = {
+        "streams": found.items, "streams_cursor": found.cursor, "filters": filters, "stream": "", "failures": None,
+        "page": None,
+    }  # fmt: skip
+    if not name and len(found.items) == 1 and not found.cursor and not view.cursor():
+        name = found.items[0].stream
     if not name:
         return values
     chosen = await view.inspector.dead_letters.resolve(name)

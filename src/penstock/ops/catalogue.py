@@ -21,6 +21,7 @@ from penstock.redis.reading import ask, run_many, stream_keys
 from penstock.shown import command_line
 
 MAX_GROUPS = 64  # of one stream that are read
+STEP, MAX_PER_PAGE = 100, 2_000  # streams that are read together, and for one page, if few are of a kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from penstock.keys import BalancerKeys, QueueKeys, StreamKeys, TaskKeys, check_n
 from penstock.keys.stream_names import queue_log, service_of, task_stream, without_tag
 from penstock.model import DeadLetter
 from penstock.number_checks import check_number, check_seconds
-from penstock.ops.catalogue import Catalogue, StreamSnapshot, checked_text, kind_of
+from penstock.ops.catalogue import MAX_PER_PAGE, STEP, Catalogue, StreamSnapshot, checked_text, kind_of
 from penstock.ops.entries import SCANNED, EntryRange, read_entries, read_entry
 from penstock.ops.failures import failure_group, letter_of, matches
 from penstock.ops.model import (
@@ -92,21 +92,25 @@ class DeadLetterStreams:
 
     # --- finding them -------------------------------------------------------------------------------
 
-    async def streams(self, match: str = "*") -> list[DeadLetterStreamInfo]:
-        """Return the streams of dead letters that are not empty, by name."""
-        names = await self._catalogue.names(match)
-        task_queues = await self._catalogue.task_queues()
-        found: list[DeadLetterStreamInfo] = []
-        snapshots = await self._catalogue.snapshots(names, most_groups=1)
-        for snapshot in snapshots.values():
-            if snapshot.length and kind_of(snapshot, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                place = self._place(snapshot, task_queues, snapshots)
-                found.append(
-                    DeadLetterStreamInfo(
-                        snapshot.name, place.kind, place.owner, snapshot.length, snapshot.first_id, snapshot.last_id
+    async def streams(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[DeadLetterStreamInfo]:
+        """Return streams of dead letters that are not empty, by name."""
+        check_number("limit", limit)
+        task_queues, present = await self._catalogue.task_queues(), set(await self._catalogue.names())
+        names = [name for name in await self._catalogue.names(match) if name > cursor]
+        candidates, found = names[: max(limit, MAX_PER_PAGE)], list[DeadLetterStreamInfo]()
+        for start in range(0, len(candidates), STEP):
+            snapshots = await self._catalogue.snapshots(candidates[start : start + STEP], most_groups=1)
+            for snapshot in snapshots.values():
+                if snapshot.length and kind_of(snapshot, task_queues)[0] is StreamKind.DEAD_LETTERS:
+                    place = self._place(snapshot, task_queues, present)
+                    found.append(
+                        DeadLetterStreamInfo(
+                            snapshot.name, place.kind, place.owner, snapshot.length, snapshot.first_id, snapshot.last_id
+                        )
                     )
-                )
-        return found
+                    if len(found) == limit:
+                        return Page(tuple(found), snapshot.name if snapshot.name != names[-1] else "")
+        return Page(tuple(found), candidates[-1] if len(candidates) < len(names) else "")
 
     async def resolve(self, stream: str) -> str:
         """Return the dead-letter stream that a name refers to; raise NotFound if there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Self
 
 from penstock.ops.balancer import Services
@@ -14,6 +15,7 @@ from penstock.ops.model import Finding, Overview, StreamKind
 from penstock.ops.pending import PendingMessages
 from penstock.ops.queues import MessageQueues
 from penstock.ops.retention import Retention
+from penstock.ops.rights import Place, RoleName
 from penstock.ops.schedules import Schedules
 from penstock.ops.servers import Servers
 from penstock.ops.streams import Streams
@@ -80,6 +82,12 @@ class Inspector:
         services = await self.services.all()
         return Overview(at_ms, tuple(streams), totals, servers, tuple(task_queues), tuple(services), names)
 
-    async def doctor(self) -> list[Finding]:
-        """Examine the servers and what is on them; return what is wrong or dangerous, the worst first."""
-        return await Doctor(self).examine()
+    async def doctor(
+        self, roles: Sequence[RoleName] = (), place: Place | None = None, user: str | None = None
+    ) -> list[Finding]:
+        """Examine the servers and what is on them; return what is wrong or dangerous, the worst first.
+
+        With `roles`, also whether a user, by default that of the client, has the rights that they need for the keys in
+        `place`, and not far more.
+        """
+        return await Doctor(self).examine(roles, place, user)

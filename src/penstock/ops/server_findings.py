@@ -12,7 +12,7 @@ _SKEW_S, _LARGE_SKEW_S = 1.0, 30.0
 _GUARANTEES = "explanation/delivery-guarantees.md"
 _CLUSTER = "how-to/cluster-sentinel-tls.md"
 _RETENTION = "how-to/retention-and-full-streams.md"
-_RIGHTS = "how-to/rights.md"
+PAGE_OF_RIGHTS = "how-to/rights.md"
 _FULL = 0.9  # of the memory limit
 # The first release of each series without CVE-2025-49844: a script can leave its sandbox.
 _SCRIPTS_ARE_SAFE = {
@@ -114,7 +114,7 @@ def known_vulnerabilities(server: ServerInfo) -> list[Finding]:
         Finding(
             "known-holes", Severity.WARNING, server.address,
             f"{server.product} {server.version} has CVE-2025-49844: users who may run scripts can run code on it",
-            f"upgrade to {newer}, unless your distribution has patched it", _RIGHTS,
+            f"upgrade to {newer}, unless your distribution has patched it", PAGE_OF_RIGHTS,
         )
     ]  # fmt: skip
 
@@ -143,7 +143,7 @@ def open_server(flags: Iterable[bytes]) -> list[Finding]:
         Finding(
             "rights", Severity.WARNING, "user default", "has no password: anyone who can reach it has full access",
             "create users with `penstock acl --role worker` and so on, then run ACL SETUSER default off",
-            _RIGHTS,
+            PAGE_OF_RIGHTS,
         )
     ]  # fmt: skip
 
@@ -163,9 +163,9 @@ def unread_settings(server: ServerInfo, services: Sequence[ServiceInfo]) -> list
 
 def not_examined(where: str, what: str, right: str) -> Finding:
     """Return the finding that something could not be examined, and the right that is missing."""
-    shows = ", which also shows passwords or their hashes" if right.startswith(("CONFIG", "ACL")) else ""
+    shows = ", which also shows passwords or their hashes" if "CONFIG" in right or "GETUSER" in right else ""
     fix = f"run the doctor as an administrator, or allow the user {right}{shows}"
-    return Finding("not-examined", Severity.INFO, where, f"not examined: {what}", fix, _RIGHTS)
+    return Finding("not-examined", Severity.INFO, where, f"not examined: {what}", fix, PAGE_OF_RIGHTS)
 
 
 def lacking(user: str, role: RoleName, commands: Sequence[str]) -> list[Finding]:
@@ -174,7 +174,7 @@ def lacking(user: str, role: RoleName, commands: Sequence[str]) -> list[Finding]
         return []
     what = f"may not run commands that the role {role} needs: {', '.join(commands[:8])}"
     fix = f"apply the rights that `penstock acl --role {role}` prints"
-    return [Finding("rights", Severity.WARNING, f"user {user}", what, fix, _RIGHTS)]
+    return [Finding("rights", Severity.WARNING, f"user {user}", what, fix, PAGE_OF_RIGHTS)]
 
 
 def roles_in_use(streams: Sequence[StreamInfo], services: Sequence[ServiceInfo]) -> list[RoleName]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigurationError
+from penstock.settings.binding import Document
 from penstock.spark.pipeline import Console, Delta, Parquet, Pipeline, Postgres, Rule
-from penstock.spark.pipeline.spec_file import json_schema
+from penstock.spark.pipeline.spec_file import SpecFile, json_schema
 from tests.docs.pages import ROOT, blocks
 
 TEXT = """\
@@ -174,6 +175,30 @@ def test_a_profile_that_is_no_table_is_told(text: str, profile: str | None) -> N
         read('profile = "x"\n' + text[: text.index("[profile.dev]")], profile=profile)
 
 
+@pytest.mark.parametrize(
+    ("source", "has_url"),
+    [('url = "${NOT_SET}"', True), ('url_file = "/nowhere"', True), ("", False)],
+)
+def test_another_server_replaces_that_of_the_file(source: str, has_url: bool) -> None:
+    text = (
+        f'name = "orders"\ncheckpoint = "/c"\nsink = [{{kind = "console"}}]\n[source]\nstreams = "orders"\n{source}\n'
+    )
+    spec = SpecFile(Document("orders.toml", text), None, {})
+    assert spec.has_source_url == has_url
+    url = "redis://ada:${x@localhost"
+    spec.set_source_url(url)
+    assert spec.pipeline().source.url == url
+
+
+@pytest.mark.parametrize("source", ["", "source = 1\n", "source = 'url'\n"])
+def test_a_file_without_a_table_for_the_source_is_told_whatever_the_server(source: str) -> None:
+    spec = SpecFile(Document("orders.toml", source), None, {})
+    assert not spec.has_source_url
+    spec.set_source_url("redis://localhost")
+    with pytest.raises(ConfigurationError, match="source"):
+        spec.pipeline()
+
+
 def test_the_schema_knows_what_a_file_may_say(text: str) -> None:
     schema = json_schema()
     properties = schema["properties"]
@@ -189,6 +214,7 @@ def test_the_schema_takes_what_the_reader_takes(text: str) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(json_schema())
     assert list(validator.iter_errors(tomllib.loads(text))) == []
+    assert list(validator.iter_errors(tomllib.loads(re.sub(r'(?m)^url = "redis://shop.*$', "", text)))) == []
     wrong = text.replace("dsn_file", "dsm_file").replace('action = "warn"', 'action = "drop"')
     assert len(list(validator.iter_errors(tomllib.loads(wrong)))) == 2
 

@@ -37,7 +37,7 @@ def test_dead_letters_and_tasks_of_a_cluster(cluster: Cluster) -> None:
         queue.dead_letter("one", error="ValueError")
         queue.enqueue(Task(kind="render", id="two"))
         inspector = Inspector(client)
-        found = {each.stream: (each.kind, each.owner) for each in inspector.dead_letters.streams()}
+        found = {each.stream: (each.kind, each.owner) for each in (inspector.dead_letters.streams()).items}
         assert found == {
             "{orders}_dlq": (StreamKind.STREAM, "{orders}"), "{jobs}.dead": (StreamKind.TASKS, "jobs"),
         }  # fmt: skip

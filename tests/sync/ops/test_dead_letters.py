@@ -53,7 +53,7 @@ def test_dead_letters_of_all_parts_are_found(client: StreamClient, inspector: In
     dead_task(client)
     raw.xadd("{svc-input}_dlq", {"lbs-input": "{}", "dlq_reason": "decode_error"})
     raw.xadd("graveyard", {"data": "x", "dlq_reason": "fatal", "dlq_source": "elsewhere"})
-    found = {each.stream: (each.kind, each.owner, each.count) for each in inspector.dead_letters.streams()}
+    found = {each.stream: (each.kind, each.owner, each.count) for each in (inspector.dead_letters.streams()).items}
     assert found == {
         "orders_dlq": (StreamKind.STREAM, "orders", 2),
         "mail::dlq": (StreamKind.QUEUE, "mail", 1),
@@ -61,6 +61,26 @@ def test_dead_letters_of_all_parts_are_found(client: StreamClient, inspector: In
         "{svc-input}_dlq": (StreamKind.SERVICE, "svc", 1),
         "graveyard": (StreamKind.STREAM, "", 1),
     }
+
+
+def test_streams_of_dead_letters_are_paged_and_a_page_looks_at_a_bounded_number_of_streams(
+    inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters_module, "MOST_OF_A_PAGE", 3)
+    expected = [f"{name}_dlq" for name in "bcdj"]
+    for name in (*"abcdefghij", *expected):
+        raw.xadd(name, {"data": "x", "dlq_reason": "fatal"} if name in expected else {"data": "x"})
+    found, sizes, cursor = list[str](), list[int](), ""
+    while True:
+        page = inspector.dead_letters.streams(limit=1, cursor=cursor)
+        found += [each.stream for each in page.items]
+        sizes.append(len(page.items))
+        cursor = page.cursor
+        if not cursor:
+            break
+    assert found == expected
+    assert set(sizes) == {0, 1}, "a page may be empty and have a cursor"
+    assert [each.owner for each in (inspector.dead_letters.streams("b_*")).items] == ["b"]
 
 
 def test_an_entry_that_calls_itself_a_dead_letter_makes_no_stream_one(
@@ -72,7 +92,7 @@ def test_an_entry_that_calls_itself_a_dead_letter_makes_no_stream_one(
     raw.xadd(STREAM, forged)
     read_as(raw, "someone", 1)
     assert (inspector.streams.info(STREAM)).kind is StreamKind.STREAM
-    assert inspector.dead_letters.streams() == []
+    assert (inspector.dead_letters.streams()).items == ()
     with pytest.raises(NotFound, match="has no dead letters"):
         inspector.dead_letters.purge(STREAM)
     raw.xgroup_destroy(STREAM, GROUP)
@@ -266,7 +286,7 @@ def test_a_hash_tag_around_the_whole_name_is_understood_by_what_there_is(
 ) -> None:
     raw.xadd("{session}_dlq", {"data": "1", "dlq_reason": "fatal"})
     raw.xadd(present, {"data": "1"})
-    [found] = inspector.dead_letters.streams()
+    [found] = (inspector.dead_letters.streams()).items
     assert found.owner == owner
     if owner:
         inspector.dead_letters.redrive("{session}_dlq")

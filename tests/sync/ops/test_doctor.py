@@ -9,6 +9,7 @@ import redis
 from penstock.ops.rights import Place, RoleName, rights_of
 from penstock.sync import StreamClient
 from penstock.sync.ops import Inspector, Severity
+from penstock.sync.ops.dry_run import sample
 from penstock.sync.tasks import RedisTaskQueue, Task
 from tests.docs.pages import ROOT
 from tests.sync.ops.stage import STREAM, add, give_up, read_as
@@ -103,6 +104,26 @@ def test_what_a_user_may_not_examine_is_no_silence(redis_url: str, inspector: In
     assert list(all_read) == ["user default"], "who looks needs no rights to work"
     assert "has no password" in all_read["user default"]
     assert any("not examined: version, memory" in text for text in no_info.values())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key"),
+    [
+        ("orders", "orders"), ("orders:*", "orders:penstock-doctor"), ("a?c", "axc"), ("s[0-9]", "s0"),
+        (r"a\*", "a*"), ("s[^a]", "spenstock-doctor"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("default_server")
+def test_a_pattern_stands_for_a_key_that_it_matches(pattern: str, key: str) -> None:
+    assert sample(pattern) == key
+
+
+@pytest.mark.servers("6.2")
+def test_a_server_that_cannot_tell_what_a_user_may_do_is_said(inspector: Inspector) -> None:
+    found = inspector.doctor([RoleName.WORKER], Place(streams=(STREAM,)))
+    [finding] = [each for each in found if each.check == "not-examined"]
+    assert finding.where == "user default"
+    assert "since Redis 7.0" in finding.what
 
 
 def test_whether_replicas_are_needed_is_known_without_a_look_at_the_settings(

@@ -339,6 +339,8 @@ def test_large_tasks_are_read_in_pieces_that_are_bounded_by_bytes(
         assert sum(received) < 50_000, state
         assert (task.kind, task.payload, task.result, task.is_cut, task.error) == ("render", None, None, True, "")
         assert task.requires == (() if state is TaskState.DONE else ("gpu",))
+        begun = {TaskState.RUNNING: 1, TaskState.WAITING: 1, TaskState.DONE: None}  # None: it is in the part left out
+        assert task.attempts == begun.get(state, 0)
         assert task.status == ("ok" if state is TaskState.DONE else "")
         assert task.consumer == (large_tasks.consumer if state in {TaskState.RUNNING, TaskState.WAITING} else "")
 

@@ -43,7 +43,7 @@ class TaskInfo:
     state: TaskState
     kind: str = ""
     lane: str = ""
-    attempts: int = 0
+    attempts: int | None = 0  # runs that have begun; None = not known, of a result that was not read whole
     consumer: str = ""
     idle_ms: int | None = None
     due_at_ms: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from inspect import Parameter, signature
 from types import NoneType
 from typing import Any, get_args
@@ -19,6 +19,7 @@ from penstock.spark.pipeline.spec import Lineage, Pipeline, Source
 from penstock.spark.pipeline.steps import SOURCE, STEPS, Rule
 
 _DEFINED = "#/$defs/{name}"
+_URL = frozenset(("url", "url_file"))
 
 LISTS = {"rule": "rules", "step": "steps", "sink": "sinks"}  # names in a file, and in Python
 
@@ -32,7 +33,7 @@ def top_level() -> dict[str, Any]:
 class SpecFile:
     """Turns a TOML document into a pipeline."""
 
-    def __init__(self, document: Document, profile: str | None, environment: Mapping[str, str] | None) -> None:
+    def __init__(self, document: Document, profile: str | None, environment: Mapping[str, str] | None = None) -> None:
         self._document = document
         self._expansion = Expansion(os.environ if environment is None else environment)
         profiles = document.content.pop("profile", {})
@@ -41,6 +42,20 @@ class SpecFile:
         if profile is not None:
             check_known(profile, profiles, f"{document.name}: [profile.{profile}]")
             self._overlay(document.content, profiles[profile], (), ("profile", profile))
+
+    @property
+    def has_source_url(self) -> bool:
+        """Whether the file, with its profile, names the server of the source."""
+        source = self._document.content.get(SOURCE)
+        return isinstance(source, Mapping) and not _URL.isdisjoint(source)
+
+    def set_source_url(self, url: str) -> None:
+        """Read the source from this server, whatever the file says."""
+        source = self._document.content.get(SOURCE)
+        if isinstance(source, Mapping):
+            kept = {key: value for key, value in source.items() if key not in _URL}
+            # A $ is part of the URL, and names no variable.
+            self._document.content[SOURCE] = {**kept, "url": url.replace("${", "$${")}
 
     def pipeline(self) -> Pipeline:
         """Return the pipeline; raise SettingsError for the first mistake, without the values of secrets."""
@@ -159,7 +174,7 @@ def json_schema() -> dict[str, Any]:
     lists["sink"] = [_table(cls, kind=kind) for kind, cls in SINKS.items()]
     properties = {
         **_properties(Pipeline, top_level()),
-        SOURCE: _table(Source),
+        SOURCE: _table(Source, optional=("url",)),  # a command has other places for it
         "lineage": _table(Lineage),
         **{key: {"type": "array", "items": {"anyOf": kinds}} for key, kinds in lists.items()},
     }
@@ -176,10 +191,11 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _table(kind: type, /, **constant: str) -> dict[str, Any]:
+def _table(kind: type, /, optional: Container[str] = (), **constant: str) -> dict[str, Any]:
     fixed = {key: {"const": value} for key, value in constant.items()}
-    required = [name for name, each in signature(kind).parameters.items() if each.default is Parameter.empty]
-    # A required value may be in a separate file: url or url_file.
+    parameters = signature(kind).parameters.items()
+    required = [name for name, each in parameters if each.default is Parameter.empty and name not in optional]
+    # A required value may be in a separate file: dsn or dsn_file.
     either = [{"anyOf": [{"required": [name]}, {"required": [f"{name}_file"]}]} for name in required]
     return {
         "type": "object",

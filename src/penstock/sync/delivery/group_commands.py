@@ -221,7 +221,7 @@ class GroupCommands:
     ) -> tuple[str, list[Redelivery], list[str]]:
         """Take messages whose lease has expired; also return the cursor of the next call.
 
-        Passes over what silent consumers left waiting for a retry, in at most _MOST_PAGES calls.
+        Passes over what silent consumers left waiting for a retry, in at most _MAX_PAGES calls.
         """
         for pages_left in reversed(range(_MAX_PAGES)):
             args: list[str | int] = [self.group, self.consumer, lease_ms, limit, cursor, page]

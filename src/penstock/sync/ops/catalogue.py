@@ -22,6 +22,7 @@ from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import ask, run_many, stream_keys
 
 MAX_GROUPS = 64  # of one stream that are read
+STEP, MAX_PER_PAGE = 100, 2_000  # streams that are read together, and for one page, if few are of a kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from penstock.ops.payloads import encoded, shown
 from penstock.redis.retry import OPERATION_TTL_S, Repeat
 from penstock.runtime.threads import pause
 from penstock.sync.delivery.dead_letters import DeadLetters, DeadLetterStream
-from penstock.sync.ops.catalogue import Catalogue, StreamSnapshot, checked_text, kind_of
+from penstock.sync.ops.catalogue import MAX_PER_PAGE, STEP, Catalogue, StreamSnapshot, checked_text, kind_of
 from penstock.sync.ops.entries import SCANNED, EntryRange, read_entries, read_entry
 from penstock.sync.ops.model import (
     DeadLetterFilter,
@@ -91,21 +91,25 @@ class DeadLetterStreams:
 
     # --- finding them -------------------------------------------------------------------------------
 
-    def streams(self, match: str = "*") -> list[DeadLetterStreamInfo]:
-        """Return the streams of dead letters that are not empty, by name."""
-        names = self._catalogue.names(match)
-        task_queues = self._catalogue.task_queues()
-        found: list[DeadLetterStreamInfo] = []
-        snapshots = self._catalogue.snapshots(names, most_groups=1)
-        for snapshot in snapshots.values():
-            if snapshot.length and kind_of(snapshot, task_queues)[0] is StreamKind.DEAD_LETTERS:
-                place = self._place(snapshot, task_queues, snapshots)
-                found.append(
-                    DeadLetterStreamInfo(
-                        snapshot.name, place.kind, place.owner, snapshot.length, snapshot.first_id, snapshot.last_id
+    def streams(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[DeadLetterStreamInfo]:
+        """Return streams of dead letters that are not empty, by name."""
+        check_number("limit", limit)
+        task_queues, present = self._catalogue.task_queues(), set(self._catalogue.names())
+        names = [name for name in self._catalogue.names(match) if name > cursor]
+        candidates, found = names[: max(limit, MAX_PER_PAGE)], list[DeadLetterStreamInfo]()
+        for start in range(0, len(candidates), STEP):
+            snapshots = self._catalogue.snapshots(candidates[start : start + STEP], most_groups=1)
+            for snapshot in snapshots.values():
+                if snapshot.length and kind_of(snapshot, task_queues)[0] is StreamKind.DEAD_LETTERS:
+                    place = self._place(snapshot, task_queues, present)
+                    found.append(
+                        DeadLetterStreamInfo(
+                            snapshot.name, place.kind, place.owner, snapshot.length, snapshot.first_id, snapshot.last_id
+                        )
                     )
-                )
-        return found
+                    if len(found) == limit:
+                        return Page(tuple(found), snapshot.name if snapshot.name != names[-1] else "")
+        return Page(tuple(found), candidates[-1] if len(candidates) < len(names) else "")
 
     def resolve(self, stream: str) -> str:
         """Return the dead-letter stream that a name refers to; raise NotFound if there is none."""

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import PermissionDenied, ServerError
 from penstock.ops.findings import (
@@ -31,7 +31,8 @@ from penstock.ops.server_findings import (
     unread_settings,
 )
 from penstock.redis.topology import Sentinels, directory_of
-from penstock.sync.ops.model import Finding, ServiceInfo, Severity, StreamInfo
+from penstock.sync.ops.dry_run import role_findings
+from penstock.sync.ops.model import Finding, Page, ServiceInfo, Severity, StreamInfo
 from penstock.sync.redis.reading import ask
 
 if TYPE_CHECKING:
@@ -39,7 +40,17 @@ if TYPE_CHECKING:
 
 _ORDER = [Severity.ERROR, Severity.WARNING, Severity.INFO, Severity.OK]
 _MAX_LOCKS = 500
+_T = TypeVar("_T")
 _ROLES_OF_PEOPLE = (RoleName.READONLY, RoleName.OPERATOR)
+
+
+def _pages(read: Callable[..., Page[_T]]) -> Iterator[tuple[_T, ...]]:
+    """Yield the items of all pages."""
+    cursor, is_more = "", True
+    while is_more:
+        page = read(limit=200, cursor=cursor)
+        yield page.items
+        cursor, is_more = page.cursor, bool(page.cursor)
 
 
 class Doctor:
@@ -48,8 +59,25 @@ class Doctor:
     def __init__(self, inspector: Inspector) -> None:
         self._inspector = inspector
 
-    def examine(self) -> list[Finding]:
-        """Return the problems found, the worst first."""
+    def examine(
+        self, roles: Sequence[RoleName] = (), place: Place | None = None, user: str | None = None
+    ) -> list[Finding]:
+        """Return the problems found, the worst first; see Inspector.doctor()."""
+        found: list[Finding] = []
+        for role in roles:
+            found += role_findings(self._inspector.client, user or self._login(), role, place or Place())
+        try:
+            found += self._everything(is_role_known=bool(roles))
+        except PermissionDenied:
+            if not roles:
+                raise
+            what = "the servers, and the streams and groups on them"
+            found.append(not_examined(f"user {self._login()}", what, "what `penstock acl --role readonly` prints"))
+        return sorted(
+            without_repeats(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
+        )
+
+    def _everything(self, *, is_role_known: bool) -> list[Finding]:
         inspector = self._inspector
         found: list[Finding] = []
         servers, services = inspector.servers.all(), inspector.services.all()
@@ -58,38 +86,40 @@ class Doctor:
         for server in servers:
             found += [*server_findings(server), *known_vulnerabilities(server)]
             found += [*keyspace_events(server, services), *unread_settings(server, services)]
-        found += [*self._rights(streams, services), *self._unread_streams(streams)]
+        found += [
+            *self._rights([] if is_role_known else roles_in_use(streams, services)),
+            *self._unread_streams(streams),
+        ]
         if inspector.client.is_cluster:
             found += hash_tags(streams)
         found += self._short_locks(services)
-        cursor, is_more = "", True
-        while is_more:
-            page = inspector.retention.page(limit=200, cursor=cursor)
-            found += [finding for info in page.items for finding in pinned(info)]
-            cursor, is_more = page.cursor, bool(page.cursor)
+        for infos in _pages(inspector.retention.page):
+            found += [finding for info in infos for finding in pinned(info)]
         found += consumer_findings(streams, consumers)
         now_ms = time.time_ns() // 1_000_000
         found += [*many_groups(streams), *foreign_ids(streams, now_ms), *without_live_consumers(streams, consumers)]
-        found += unbounded_dead_letters(inspector.dead_letters.streams(), now_ms)
-        return sorted(
-            without_repeats(found), key=lambda finding: (_ORDER.index(finding.severity), finding.check, finding.where)
-        )
+        for letters in _pages(inspector.dead_letters.streams):
+            found += unbounded_dead_letters(letters, now_ms)
+        return found
 
-    def _rights(self, streams: Sequence[StreamInfo], services: Sequence[ServiceInfo]) -> list[Finding]:
+    def _login(self) -> str:
+        return self._inspector.client.settings.username or "default"
+
+    def _rights(self, roles: Sequence[RoleName]) -> list[Finding]:
         client = self._inspector.client
         try:
             user = (client.call("", "ACL", "WHOAMI")).decode(errors="replace")
             described = self._user(user)
             default = described if user == "default" else self._user("default")
         except (PermissionDenied, ServerError):
-            where = f"user {client.settings.username or 'default'}"
+            where = f"user {self._login()}"
             what = "its rights, and whether the user default has a password"
             return [not_examined(where, what, "ACL WHOAMI and ACL GETUSER")]
         rules = described.get(b"commands", b"").decode(errors="replace")
         found = open_server(default.get(b"flags", []))
         if rules.startswith("-@all") and not all(self._lacks(role, rules) for role in _ROLES_OF_PEOPLE):
             return found  # who looks or repairs does not do the work
-        for role in roles_in_use(streams, services):
+        for role in roles:
             found += lacking(user, role, self._lacks(role, rules))
         return found
 

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Self
 
+from penstock.ops.rights import Place, RoleName
 from penstock.sync.ops.balancer import Services
 from penstock.sync.ops.catalogue import Catalogue
 from penstock.sync.ops.dead_letters import DeadLetterStreams
@@ -81,6 +83,12 @@ class Inspector:
         services = self.services.all()
         return Overview(at_ms, tuple(streams), totals, servers, tuple(task_queues), tuple(services), names)
 
-    def doctor(self) -> list[Finding]:
-        """Examine the servers and what is on them; return what is wrong or dangerous, the worst first."""
-        return Doctor(self).examine()
+    def doctor(
+        self, roles: Sequence[RoleName] = (), place: Place | None = None, user: str | None = None
+    ) -> list[Finding]:
+        """Examine the servers and what is on them; return what is wrong or dangerous, the worst first.
+
+        With `roles`, also whether a user, by default that of the client, has the rights that they need for the keys in
+        `place`, and not far more.
+        """
+        return Doctor(self).examine(roles, place, user)

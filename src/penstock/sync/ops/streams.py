@@ -17,6 +17,8 @@ from penstock.ops.payloads import Row, fields_of, shown
 from penstock.redis.blocking import Reply
 from penstock.sync.ops.catalogue import (
     MAX_GROUPS,
+    MAX_PER_PAGE,
+    STEP,
     Catalogue,
     GroupSnapshot,
     StreamSnapshot,
@@ -33,7 +35,6 @@ from penstock.sync.redis.reading import ask, number_or
 
 ARCHIVE_GROUP = "penstock-archive"
 _SAMPLES = 5
-_STEP, _MAX_PER_PAGE = 100, 2_000  # streams that are looked at together, and for one page, if few are of a kind
 _SILENT_MS = 10_000  # idle time beyond which pending messages are checked for retries
 _CHECKED = 50  # oldest pending messages of a group that are checked
 
@@ -61,8 +62,8 @@ class Streams:
         check_number("limit", limit)
         names = [name for name in self._catalogue.names(match) if name > cursor]
         task_queues = self._catalogue.task_queues()
-        found, step = list[StreamInfo](), limit if kind is None else max(limit, _STEP)
-        candidates = names[: max(limit, _MAX_PER_PAGE)]
+        found, step = list[StreamInfo](), limit if kind is None else max(limit, STEP)
+        candidates = names[: max(limit, MAX_PER_PAGE)]
         for start in range(0, len(candidates), step):
             for info in self.describe(candidates[start : start + step], task_queues):
                 if kind is None or info.kind is kind:

@@ -339,9 +339,10 @@ def _results(queue: str, row: Row) -> list[TaskInfo]:
             found.append(_result_info(queue, decode_result(value)))
         except DecodeError as error:
             if size > len(value):
-                found.append(TaskInfo(queue, task_id, TaskState.DONE, kind, status=status, is_cut=True))
+                cut = TaskInfo(queue, task_id, TaskState.DONE, kind, attempts=None, status=status, is_cut=True)
+                found.append(cut)
             else:
-                found.append(TaskInfo(queue, task_id, TaskState.DONE, error=str(error)))
+                found.append(TaskInfo(queue, task_id, TaskState.DONE, attempts=None, error=str(error)))
     return found
 
 
