@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import ids
-from penstock.delivery.janitor import count_after, trim_finished
+from penstock.delivery.janitor import count_after, sure_lag, trim_finished
 from penstock.envelope import text
 from penstock.errors import GroupLost
 from penstock.keys import check_dead_letters, check_name
@@ -82,22 +82,14 @@ class ConsumerGroup:
     async def _lag(self, info: dict[str, Any]) -> Lag:
         after, known = info["last-delivered-id"].decode(), await self._unread(info)
         counted = await count_after(self._client, self._keys.stream, after, None if known is None else 1)
-        age_s = max(0, counted.now_ms - ids.parse(counted.first)[0]) / 1000 if counted.first else 0.0
-        if known is not None:
-            return Lag(known if counted.first else 0, age_s)
-        if counted.is_all:
-            return Lag(counted.count, age_s)
-        most, told = counted.most, info.get("lag")  # the server counts what was removed unread as well
-        return Lag(max(counted.count, most if told is None else min(told, most)), age_s, is_exact=False)
+        return counted.lag(known, info.get("lag"), counted.now_ms)
 
     async def _unread(self, info: dict[str, Any]) -> int | None:
         # How many entries are unread, where that is certain without counting them.
         length = int(await self._client.call(self._keys.stream, "XLEN", self._keys.stream))
         if info["last-delivered-id"].decode() == ids.ZERO:
             return length
-        read, lag = info.get("entries-read"), info.get("lag")
-        # Their sum is all that was ever added: if the stream still has that many, the counters missed no removal.
-        return int(lag) if read is not None and lag is not None and read + lag == length else None
+        return sure_lag(length, info.get("entries-read"), info.get("lag"))
 
     async def stats(self, dlq_stream: str | None = None) -> StreamStats:
         """Return statistics of the stream and the group."""
