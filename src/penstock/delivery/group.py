@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from penstock import ids
 from penstock.delivery.janitor import count_after, sure_lag, trim_finished
-from penstock.envelope import text
+from penstock.envelope import number, text
 from penstock.errors import GroupLost
-from penstock.keys import check_dead_letters, check_name
+from penstock.keys import StreamKeys, check_dead_letters, check_name
 from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient, check_client
+from penstock.redis.packing import Command
+from penstock.redis.reading import ask
 from penstock.redis.retry import Repeat
+from penstock.redis.translate import checked
 
 _RESTORED = "restored"  # holds what was pending in a destroyed group until a consumer takes it over
+PendingRow = tuple[bytes, bytes, int, int]  # of XPENDING: id, consumer, idle time in ms, deliveries
+
+
+class Described(NamedTuple):
+    """A pending entry, and what is recorded about it."""
+
+    id: str
+    consumer: str
+    idle_ms: int
+    deliveries: int
+    attempts: int | None  # None = there is no record
+    due_at_ms: int | None  # None = it does not wait for its next run
+    due_in_ms: int | None
+
+    @property
+    def runs(self) -> int:
+        """How many runs have begun, as far as is known."""
+        return self.deliveries if self.attempts is None else self.attempts
+
+
+async def described(client: StreamClient, keys: StreamKeys, group: str, rows: Sequence[PendingRow]) -> list[Described]:
+    """Describe pending entries."""
+    if not rows:
+        return []
+    names = [row[0] for row in rows]
+    commands: list[Command] = [("TIME",), ("ZMSCORE", keys.retries(group), *names)]
+    commands.append(("HMGET", keys.attempts(group), *names))
+    (seconds, micros), due, begun = checked(await ask(client, [(keys.stream, command) for command in commands]))
+    now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[Described]()
+    for row, score, runs in zip(rows, due, begun, strict=True):
+        due_at_ms = None if score is None else int(float(score))
+        due_in_ms = None if due_at_ms is None else due_at_ms - now_ms
+        counts = (int(row[2]), int(row[3]), number(runs), due_at_ms, due_in_ms)
+        found.append(Described(row[0].decode(), text(row[1]), *counts))
+    return found
 
 
 class ConsumerGroup:
@@ -123,16 +162,8 @@ class ConsumerGroup:
         """Return the oldest pending messages; `retry_at_ms` is when a failed one is retried."""
         stream = self._keys.stream
         rows = await self._client.call(stream, "XPENDING", stream, self.group, "-", "+", count)
-        if not rows:
-            return []
-        scores = await self._client.call(stream, "ZMSCORE", self._keys.retries(self.group), *(row[0] for row in rows))
-        return [
-            PendingEntry(
-                row[0].decode(), text(row[1]), int(row[2]), int(row[3]),
-                retry_at_ms=None if score is None else int(float(score)),
-            )
-            for row, score in zip(rows, scores, strict=True)
-        ]  # fmt: skip
+        found = await described(self._client, self._keys, self.group, rows)
+        return [PendingEntry(it.id, it.consumer, it.idle_ms, it.deliveries, it.due_at_ms) for it in found]
 
     async def health_check(
         self, max_lag: int = 10_000, max_idle_ms: int = 60_000, dlq_stream: str | None = None

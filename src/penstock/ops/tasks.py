@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock import envelope, ids
+from penstock.delivery.group import described
 from penstock.errors import ConfigurationError, DecodeError, GroupLost, NotFound
 from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
@@ -123,29 +124,19 @@ class TaskQueues:
             rows = await self._client.call(stream, "XPENDING", stream, queue, start, "+", limit)
         except GroupLost:
             return [], ""
-        if not rows:
-            return [], ""
-        names = [row[0] for row in rows]
-        due, begun = await ask(
-            self._client,
-            [
-                (stream, ("ZMSCORE", streams.retries(queue), *names)),
-                (stream, ("HMGET", streams.attempts(queue), *names)),
-            ],
-        )
         wanted = {
-            row[0]: (row, score, envelope.number(runs))
-            for row, score, runs in zip(rows, due, begun, strict=True)
-            if (score is not None) == (state is TaskState.WAITING)
+            it.id: it
+            for it in await described(self._client, streams, queue, rows)
+            if (it.due_at_ms is not None) == (state is TaskState.WAITING)
         }
-        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=[name.decode() for name in wanted])
+        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=list(wanted))
         entries, further = await read_entries(self._client, stream, chosen) if wanted else ([], "")
         found = []
         for entry in entries:
-            row, score, runs = wanted[entry[0]]
-            task, due_at_ms = self._task(queue, lane, state, entry), None if score is None else int(float(score))
-            attempts, consumer = int(row[3]) if runs is None else runs, envelope.text(row[1])
-            found.append(replace(task, attempts=attempts, consumer=consumer, idle_ms=int(row[2]), due_at_ms=due_at_ms))
+            it, task = wanted[entry[0].decode()], self._task(queue, lane, state, entry)
+            found.append(
+                replace(task, attempts=it.runs, consumer=it.consumer, idle_ms=it.idle_ms, due_at_ms=it.due_at_ms)
+            )
         return found, further or (rows[-1][0].decode() if len(rows) == limit else "")
 
     async def _scheduled(

@@ -13,6 +13,7 @@ from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.ops.payloads import Row
 from penstock.redis.retry import Repeat
+from penstock.sync.delivery.group import described
 from penstock.sync.ops.catalogue import Catalogue, checked_id, escaped, queue_name
 from penstock.sync.ops.entries import LONGEST_KIND, EntryRange, read_bodies, read_entries
 from penstock.sync.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
@@ -124,29 +125,19 @@ class TaskQueues:
             rows = self._client.call(stream, "XPENDING", stream, queue, start, "+", limit)
         except GroupLost:
             return [], ""
-        if not rows:
-            return [], ""
-        names = [row[0] for row in rows]
-        due, begun = ask(
-            self._client,
-            [
-                (stream, ("ZMSCORE", streams.retries(queue), *names)),
-                (stream, ("HMGET", streams.attempts(queue), *names)),
-            ],
-        )
         wanted = {
-            row[0]: (row, score, envelope.number(runs))
-            for row, score, runs in zip(rows, due, begun, strict=True)
-            if (score is not None) == (state is TaskState.WAITING)
+            it.id: it
+            for it in described(self._client, streams, queue, rows)
+            if (it.due_at_ms is not None) == (state is TaskState.WAITING)
         }
-        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=[name.decode() for name in wanted])
+        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=list(wanted))
         entries, further = read_entries(self._client, stream, chosen) if wanted else ([], "")
         found = []
         for entry in entries:
-            row, score, runs = wanted[entry[0]]
-            task, due_at_ms = self._task(queue, lane, state, entry), None if score is None else int(float(score))
-            attempts, consumer = int(row[3]) if runs is None else runs, envelope.text(row[1])
-            found.append(replace(task, attempts=attempts, consumer=consumer, idle_ms=int(row[2]), due_at_ms=due_at_ms))
+            it, task = wanted[entry[0].decode()], self._task(queue, lane, state, entry)
+            found.append(
+                replace(task, attempts=it.runs, consumer=it.consumer, idle_ms=it.idle_ms, due_at_ms=it.due_at_ms)
+            )
         return found, further or (rows[-1][0].decode() if len(rows) == limit else "")
 
     def _scheduled(self, queue: str, kind: str | None, limit: int, cursor: str, max_value_bytes: int) -> Page[TaskInfo]:
