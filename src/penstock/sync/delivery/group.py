@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock import ids
 from penstock.envelope import number, text
 from penstock.errors import GroupLost
+from penstock.events import Emit, EventName
 from penstock.keys import StreamKeys, check_dead_letters, check_name
 from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
 from penstock.redis.blocking import Reply
@@ -95,6 +97,15 @@ class ConsumerGroup:
         keys = [names.stream, names.position(self.group), names.retries(self.group), names.attempts(self.group)]
         position: bytes = self._client.run("streams/restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
+
+    def recreate(self, consumer: str, logger: logging.Logger, emit: Emit) -> None:
+        """Create the group again, which a command has missed, and report it."""
+        position = self.restore(consumer)
+        if position is not None:  # else another consumer did
+            logger.error(
+                "group %s of stream %s no longer existed; recreated it at %s", self.group, self.stream, position
+            )
+            emit(EventName.GROUP_LOST, position=position)
 
     # --- numbers ------------------------------------------------------------------------------------
 
