@@ -58,6 +58,18 @@ async def described(client: StreamClient, keys: StreamKeys, group: str, rows: Se
     return found
 
 
+async def group_info(client: StreamClient, stream: str, group: str) -> dict[str, Any] | None:
+    """Return what the server knows about a group by name; None = there is none. Raises GroupLost without a stream."""
+    groups = map(_pairs, await client.call(stream, "XINFO", "GROUPS", stream))
+    return next((info for info in groups if info["name"] == group.encode()), None)
+
+
+def consumers_in(reply: Reply) -> list[ConsumerInfo]:
+    """Read a reply of XINFO CONSUMERS."""
+    found = map(_pairs, reply)
+    return [ConsumerInfo(text(info["name"]), int(info["pending"]), int(info["idle"])) for info in found]
+
+
 class ConsumerGroup:
     """One consumer group of one stream."""
 
@@ -109,11 +121,10 @@ class ConsumerGroup:
     # --- numbers ------------------------------------------------------------------------------------
 
     async def _info(self) -> dict[str, Any]:
-        for info in await self._client.call(self._keys.stream, "XINFO", "GROUPS", self._keys.stream):
-            found = _pairs(info)
-            if found["name"] == self.group.encode():
-                return found
-        raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
+        found = await group_info(self._client, self._keys.stream, self.group)
+        if found is None:
+            raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
+        return found
 
     async def lag(self) -> Lag:
         """Return how many entries the group has not received yet, and the age of the oldest.
@@ -166,8 +177,7 @@ class ConsumerGroup:
     async def consumers(self) -> list[ConsumerInfo]:
         """Return the consumers that the server knows."""
         stream = self._keys.stream
-        found = [_pairs(row) for row in await self._client.call(stream, "XINFO", "CONSUMERS", stream, self.group)]
-        return [ConsumerInfo(text(row["name"]), int(row["pending"]), int(row["idle"])) for row in found]
+        return consumers_in(await self._client.call(stream, "XINFO", "CONSUMERS", stream, self.group))
 
     async def pending_details(self, count: int = 100) -> list[PendingEntry]:
         """Return the oldest pending messages; `retry_at_ms` is when a failed one is retried."""

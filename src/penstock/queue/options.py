@@ -78,11 +78,13 @@ def checked_key_maker(is_on: object, make: DedupKey | Unset | None, *, is_async:
         raise ConfigurationTypeError(
             f"get_deduplication_key must be a function that takes a message, or None, not {type(make).__name__}"
         )
-    if not is_async and _is_async_function(make):
-        raise ConfigurationTypeError(
-            "get_deduplication_key is async: use penstock.RedisMessageQueue, or pass a plain function"
-        )
+    _check_is_plain("get_deduplication_key", make, is_async=is_async)
     return make
+
+
+def _check_is_plain(name: str, function: object, *, is_async: bool) -> None:
+    if not is_async and _is_async_function(function):
+        raise ConfigurationTypeError(f"{name} is async: use penstock.RedisMessageQueue, or pass a plain function")
 
 
 def _is_async_function(function: object) -> bool:
@@ -140,10 +142,7 @@ def _check_callback(callback: object, *, is_async: bool) -> None:
         raise ConfigurationTypeError(
             f"on_heartbeat_failure must be a function that takes no arguments, not {type(callback).__name__}"
         )
-    if not is_async and _is_async_function(callback):
-        raise ConfigurationTypeError(
-            "on_heartbeat_failure is async: use penstock.RedisMessageQueue, or pass a plain function"
-        )
+    _check_is_plain("on_heartbeat_failure", callback, is_async=is_async)
     check_arguments("on_heartbeat_failure", callback, 0)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from penstock import envelope
 from penstock.delivery.group import Described, described
 from penstock.errors import GroupLost
 from penstock.redis.reading import PAGES, Question, pages, read_many, size_of
 from penstock.redis.translate import checked
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
-from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries
+from penstock.tasks.entries import TASK_ID, Malformed, TaskEntries, place_in_index
 from penstock.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.tasks.lanes import reading_order
 from penstock.tasks.listed import PendingTask
@@ -49,7 +48,7 @@ class TaskListing:
             names = [task.id for task in tasks.values()]
             known = await self._client.call(self._keys.index, "HMGET", self._keys.index, *names) if names else []
             for (entry_id, task), value in zip(tasks.items(), known, strict=True):
-                if value is not None and envelope.text(value).split(" ", 1)[0] == entry_id:
+                if value is not None and place_in_index(value)[0] == entry_id:
                     yield task
 
     async def _scheduled(self) -> AsyncIterator[Task]:

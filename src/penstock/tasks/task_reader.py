@@ -17,7 +17,7 @@ from penstock.runtime.aio import Lock, pause
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads
-from penstock.tasks.entries import Malformed, TaskEntries
+from penstock.tasks.entries import Malformed, TaskEntries, place_in_index
 from penstock.tasks.in_flight import TasksInFlight
 from penstock.tasks.lane_store import LOOK_EVERY_S, LaneRegistry, LaneStore, TaskDelivery
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
@@ -269,7 +269,7 @@ class TaskReader:
         settled = {
             entry_id
             for (entry_id, _), value in zip(named, known, strict=True)
-            if value is None or value.partition(b" ")[0] != entry_id
+            if value is None or place_in_index(value)[0] != entry_id.decode()
         }
         if settled:
             command: Command = ("XACK", store.stream, self._group, *settled)

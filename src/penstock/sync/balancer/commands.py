@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock import envelope
@@ -130,11 +130,8 @@ class BalancerCommands:
         """Return the registered consumers that are alive, and this one, which owns `owned` streams."""
         reply = self.client.call(self.keys.stream, "HGETALL", self.keys.peers)
         seconds, micros = self.client.call(self.keys.stream, "TIME")
-        now_ms, found = int(seconds) * 1000 + int(micros) // 1000, {}
-        for index in range(0, len(reply), 2):
-            numbers = [number for word in reply[index + 1].split() if (number := envelope.number(word)) is not None]
-            if len(numbers) == 3 and numbers[0] >= now_ms:  # until when it counts as alive, owned, capacity
-                found[envelope.text(reply[index])] = Peer(numbers[1], numbers[2])
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        found = {name: peer for name, until_ms, peer in peers_in(reply) if until_ms >= now_ms}
         return {**found, self.me: Peer(owned, self.config.capacity or 0)}
 
     # --- new streams --------------------------------------------------------------------------------
@@ -348,6 +345,14 @@ class BalancerCommands:
         """Acknowledge an entry that was deleted while it was pending."""
         stream = self.keys.stream
         self.client.call(stream, "XACK", stream, self.keys.group, entry_id, repeat=Repeat.IDEMPOTENT)
+
+
+def peers_in(reply: Reply) -> Iterator[tuple[str, int, Peer]]:
+    """Yield name, until when it counts as alive, and the numbers of each registered consumer."""
+    for name, told in zip(reply[::2], reply[1::2], strict=True):
+        numbers = [number for word in told.split() if (number := envelope.number(word)) is not None]
+        if len(numbers) == 3:  # else it was written by others
+            yield envelope.text(name), numbers[0], Peer(numbers[1], numbers[2])
 
 
 def _pending(row: Reply) -> HandedOutEntry:

@@ -59,6 +59,18 @@ def described(client: StreamClient, keys: StreamKeys, group: str, rows: Sequence
     return found
 
 
+def group_info(client: StreamClient, stream: str, group: str) -> dict[str, Any] | None:
+    """Return what the server knows about a group by name; None = there is none. Raises GroupLost without a stream."""
+    groups = map(_pairs, client.call(stream, "XINFO", "GROUPS", stream))
+    return next((info for info in groups if info["name"] == group.encode()), None)
+
+
+def consumers_in(reply: Reply) -> list[ConsumerInfo]:
+    """Read a reply of XINFO CONSUMERS."""
+    found = map(_pairs, reply)
+    return [ConsumerInfo(text(info["name"]), int(info["pending"]), int(info["idle"])) for info in found]
+
+
 class ConsumerGroup:
     """One consumer group of one stream."""
 
@@ -110,11 +122,10 @@ class ConsumerGroup:
     # --- numbers ------------------------------------------------------------------------------------
 
     def _info(self) -> dict[str, Any]:
-        for info in self._client.call(self._keys.stream, "XINFO", "GROUPS", self._keys.stream):
-            found = _pairs(info)
-            if found["name"] == self.group.encode():
-                return found
-        raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
+        found = group_info(self._client, self._keys.stream, self.group)
+        if found is None:
+            raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
+        return found
 
     def lag(self) -> Lag:
         """Return how many entries the group has not received yet, and the age of the oldest.
@@ -167,8 +178,7 @@ class ConsumerGroup:
     def consumers(self) -> list[ConsumerInfo]:
         """Return the consumers that the server knows."""
         stream = self._keys.stream
-        found = [_pairs(row) for row in self._client.call(stream, "XINFO", "CONSUMERS", stream, self.group)]
-        return [ConsumerInfo(text(row["name"]), int(row["pending"]), int(row["idle"])) for row in found]
+        return consumers_in(self._client.call(stream, "XINFO", "CONSUMERS", stream, self.group))
 
     def pending_details(self, count: int = 100) -> list[PendingEntry]:
         """Return the oldest pending messages; `retry_at_ms` is when a failed one is retried."""

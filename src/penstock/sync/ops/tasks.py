@@ -13,13 +13,13 @@ from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.ops.payloads import Row
 from penstock.redis.retry import Repeat
-from penstock.sync.delivery.group import described
+from penstock.sync.delivery.group import described, group_info
 from penstock.sync.ops.catalogue import Catalogue, checked_id, escaped, queue_name
 from penstock.sync.ops.entries import LONGEST_KIND, EntryRange, read_bodies, read_entries
 from penstock.sync.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import ask, scan
-from penstock.sync.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, runs_elsewhere
+from penstock.sync.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, place_in_index, runs_elsewhere
 from penstock.sync.tasks.gauges import read_gauges
 from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.task import Result, Status, Task, check_id, decode_result
@@ -108,13 +108,11 @@ class TaskQueues:
         return [self._task(queue, lane, TaskState.QUEUED, row) for row in rows], further
 
     def _last_delivered(self, stream: str, group: str) -> str:
-        groups = self._client.call(stream, "XINFO", "GROUPS", stream) if self._exists(stream) else []
-        told = [{row[i]: row[i + 1] for i in range(0, len(row), 2)} for row in groups]
-        found = [row[b"last-delivered-id"].decode() for row in told if envelope.text(row[b"name"]) == group]
-        return found[0] if found else ids.ZERO
-
-    def _exists(self, key: str) -> bool:
-        return bool(self._client.call(key, "EXISTS", key))
+        try:
+            found = group_info(self._client, stream, group)
+        except GroupLost:  # there is no such stream
+            return ids.ZERO
+        return ids.ZERO if found is None else str(found["last-delivered-id"].decode())
 
     def _in_hand(
         self, queue: str, lane: str, state: TaskState, limit: int, cursor: str, max_value_bytes: int
@@ -150,7 +148,7 @@ class TaskQueues:
         for name, score, place, (body, size) in zip(names, scores, places, bodies, strict=False):
             of_kind, _, packed = body.partition(b"\0")
             row = [name, b"data", packed, size - len(of_kind) - 1, *_whole(TASK_ID, name), *_whole(KIND, of_kind)]
-            task = self._task(queue, _lane_of(place), TaskState.SCHEDULED, row)
+            task = self._task(queue, place_in_index(place or b"")[1], TaskState.SCHEDULED, row)
             if kind in {None, task.kind}:
                 found.append(replace(task, due_at_ms=int(float(score))))
         is_more = len(names) == limit or len(bodies) < len(names)
@@ -200,7 +198,7 @@ class TaskQueues:
         )
         if known is None:
             return self._ended(queue, task_id)
-        entry_id, lane, *_ = envelope.text(known).split(" ", 2)
+        entry_id, lane = place_in_index(known)
         if entry_id == "-":
             [body] = ask(self._client, [(keys.bodies, ("HGET", keys.bodies, task_id))])
             packed = body.partition(b"\0")[2] if body else b""
@@ -338,8 +336,3 @@ def _results(queue: str, row: Row) -> list[TaskInfo]:
 
 def _whole(name: str, value: bytes) -> tuple[bytes, bytes, int]:
     return name.encode(), value, len(value)
-
-
-def _lane_of(known: bytes | None) -> str:
-    """Return the lane in a value of the index."""
-    return envelope.text(known).partition(" ")[2].partition(" ")[0] if known else ""

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from penstock.config import unique_worker_name
@@ -250,13 +249,7 @@ class ConsumerSlots:
                 self.may_take_ahead = False
 
     def _return_abandoned(self) -> None:
-        settings = self._client.settings
-        settings = replace(
-            settings,
-            socket_timeout_s=min(settings.socket_timeout_s, _LONGEST_RETURN_S),
-            connect_timeout_s=min(settings.connect_timeout_s, _LONGEST_RETURN_S),
-        )
-        runner = ScriptRunner(settings, self._keys.stream)
+        runner = ScriptRunner(self._client.settings.within(_LONGEST_RETURN_S), self._keys.stream)
         try:
             while True:
                 with self._lock:

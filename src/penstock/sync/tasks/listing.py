@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock import envelope
 from penstock.errors import GroupLost
 from penstock.redis.translate import checked
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.group import Described, described
 from penstock.sync.redis.reading import PAGES, Question, pages, read_many, size_of
-from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
+from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries, place_in_index
 from penstock.sync.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.task import Task
 from penstock.tasks.lanes import reading_order
@@ -50,7 +49,7 @@ class TaskListing:
             names = [task.id for task in tasks.values()]
             known = self._client.call(self._keys.index, "HMGET", self._keys.index, *names) if names else []
             for (entry_id, task), value in zip(tasks.items(), known, strict=True):
-                if value is not None and envelope.text(value).split(" ", 1)[0] == entry_id:
+                if value is not None and place_in_index(value)[0] == entry_id:
                     yield task
 
     def _scheduled(self) -> Iterator[Task]:
