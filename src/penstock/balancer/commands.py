@@ -251,18 +251,21 @@ class BalancerCommands:
 
         Raises OwnershipLost, and changes nothing, if another consumer owns it or has finished it.
         """
-        is_cluster, unconfirmed = self.client.is_cluster, set[str]()
+        is_cluster = self.client.is_cluster
         if is_cluster and await self._extend(info, may_take=False) < 0:
             raise self._lost(info)
         keys = [self.keys.stream, self.keys.owners, *([] if is_cluster else [info.lock])]
         args = [self.keys.group, self.me, info.id_in_lbs, info.data_stream_name]
-        answer = int(await settle(self.client, "balancer/done", keys, args, (info.id_in_lbs,), unconfirmed))
-        if answer < 0 or (
-            answer == 0 and not unconfirmed
-        ):  # after a lost reply, 0 means that the first try was executed
+        if not await self._settle("balancer/done", keys, args, info.id_in_lbs):
             raise self._lost(info)
         if is_cluster:
             await self.client.run("balancer/unlock", [info.lock], [self.me, ""], Repeat.IDEMPOTENT)
+
+    async def _settle(self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], entry_id: str) -> bool:
+        unconfirmed = set[str]()
+        answer = int(await settle(self.client, name, keys, args, (entry_id,), unconfirmed))
+        # 0 = it is not pending: after a lost reply, the first try was executed.
+        return answer > 0 or (answer == 0 and bool(unconfirmed))
 
     def _lost(self, info: LBSInfo) -> OwnershipLost:
         return OwnershipLost(
@@ -301,10 +304,8 @@ class BalancerCommands:
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
 
         async def move(record: Record, _: Sequence[bytes]) -> bool:
-            unconfirmed = set[str]()
             args = [self.keys.group, self.me, entry.id, self.config.lease_ms, name, *record]
-            answer = int(await settle(self.client, "balancer/dead_letter", keys, args, (entry.id,), unconfirmed))
-            return answer > 0 or (answer == 0 and bool(unconfirmed))
+            return await self._settle("balancer/dead_letter", keys, args, entry.id)
 
         try:
             return await self._dead_letter_writer.write(entry, self.me, move) is not None

@@ -11,12 +11,12 @@ from penstock.delivery.group import described, group_info
 from penstock.errors import ConfigurationError, DecodeError, GroupLost, NotFound
 from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, checked_id, escaped, queue_name
+from penstock.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.ops.entries import LONGEST_KIND, EntryRange, read_bodies, read_entries
 from penstock.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
 from penstock.ops.payloads import Row
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import ask, scan
+from penstock.redis.reading import ask, escaped, scan
 from penstock.redis.retry import Repeat
 from penstock.task import Result, Status, Task, check_id, decode_result
 from penstock.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, place_in_index, runs_elsewhere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from penstock.delivery.group import Described, described
+from penstock.delivery.group import PendingRecord, described
 from penstock.errors import GroupLost
 from penstock.redis.reading import PAGES, Question, pages, read_many, size_of
 from penstock.redis.translate import checked
@@ -84,7 +84,7 @@ class TaskListing:
                     start, page = start + page, PAGES.after(page, size)
         return found
 
-    async def _look(self, store: LaneStore, pending: Sequence[Described]) -> tuple[list[PendingTask], int]:
+    async def _look(self, store: LaneStore, pending: Sequence[PendingRecord]) -> tuple[list[PendingTask], int]:
         # Also returns how many bytes were read.
         questions: list[Question] = [(store.stream, ("XRANGE", store.stream, it.id, it.id)) for it in pending]
         found, entries = list[PendingTask](), checked(await read_many(self._client, questions))

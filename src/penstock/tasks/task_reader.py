@@ -419,16 +419,13 @@ class TaskReader:
             "STREAMS", *(store.stream for store in ordered), *(">" for _ in ordered),
         )  # fmt: skip
         streams = {store.stream.encode(): store for store in ordered}
-        try:
-            with self._in_flight.claiming() as found:
-                sent_s = time.monotonic()
-                rows = await self._reads.read(command, timeout_s) or ()
-                await self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
-                await self._move_unwanted(found, wanted)
-                return found
-        except GroupLost:
-            self._lanes.forget_groups()
-            return []
+        with self._lanes.skipping_lost(), self._in_flight.claiming() as found:
+            sent_s = time.monotonic()
+            rows = await self._reads.read(command, timeout_s) or ()
+            await self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
+            await self._move_unwanted(found, wanted)
+            return found
+        return []
 
     async def close(self) -> None:
         """Close the connections."""

@@ -25,7 +25,7 @@ _RESTORED = "restored"  # holds what was pending in a destroyed group until a co
 PendingRow = tuple[bytes, bytes, int, int]  # of XPENDING: id, consumer, idle time in ms, deliveries
 
 
-class Described(NamedTuple):
+class PendingRecord(NamedTuple):
     """A pending entry, and what is recorded about it."""
 
     id: str
@@ -42,7 +42,7 @@ class Described(NamedTuple):
         return self.deliveries if self.attempts is None else self.attempts
 
 
-def described(client: StreamClient, keys: StreamKeys, group: str, rows: Sequence[PendingRow]) -> list[Described]:
+def described(client: StreamClient, keys: StreamKeys, group: str, rows: Sequence[PendingRow]) -> list[PendingRecord]:
     """Describe pending entries."""
     if not rows:
         return []
@@ -50,12 +50,12 @@ def described(client: StreamClient, keys: StreamKeys, group: str, rows: Sequence
     commands: list[Command] = [("TIME",), ("ZMSCORE", keys.retries(group), *names)]
     commands.append(("HMGET", keys.attempts(group), *names))
     (seconds, micros), due, begun = checked(ask(client, [(keys.stream, command) for command in commands]))
-    now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[Described]()
+    now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[PendingRecord]()
     for row, score, runs in zip(rows, due, begun, strict=True):
         due_at_ms = None if score is None else int(float(score))
         due_in_ms = None if due_at_ms is None else due_at_ms - now_ms
         counts = (int(row[2]), int(row[3]), number(runs), due_at_ms, due_in_ms)
-        found.append(Described(row[0].decode(), text(row[1]), *counts))
+        found.append(PendingRecord(row[0].decode(), text(row[1]), *counts))
     return found
 
 

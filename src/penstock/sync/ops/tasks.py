@@ -14,11 +14,11 @@ from penstock.number_checks import check_number
 from penstock.ops.payloads import Row
 from penstock.redis.retry import Repeat
 from penstock.sync.delivery.group import described, group_info
-from penstock.sync.ops.catalogue import Catalogue, checked_id, escaped, queue_name
+from penstock.sync.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.sync.ops.entries import LONGEST_KIND, EntryRange, read_bodies, read_entries
 from penstock.sync.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import ask, scan
+from penstock.sync.redis.reading import ask, escaped, scan
 from penstock.sync.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, place_in_index, runs_elsewhere
 from penstock.sync.tasks.gauges import read_gauges
 from penstock.sync.tasks.redis_queue import RedisTaskQueue

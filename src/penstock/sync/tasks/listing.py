@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from penstock.errors import GroupLost
 from penstock.redis.translate import checked
 from penstock.serializers import PayloadLimits
-from penstock.sync.delivery.group import Described, described
+from penstock.sync.delivery.group import PendingRecord, described
 from penstock.sync.redis.reading import PAGES, Question, pages, read_many, size_of
 from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries, place_in_index
 from penstock.sync.tasks.lane_store import LaneRegistry, LaneStore
@@ -85,7 +85,7 @@ class TaskListing:
                     start, page = start + page, PAGES.after(page, size)
         return found
 
-    def _look(self, store: LaneStore, pending: Sequence[Described]) -> tuple[list[PendingTask], int]:
+    def _look(self, store: LaneStore, pending: Sequence[PendingRecord]) -> tuple[list[PendingTask], int]:
         # Also returns how many bytes were read.
         questions: list[Question] = [(store.stream, ("XRANGE", store.stream, it.id, it.id)) for it in pending]
         found, entries = list[PendingTask](), checked(read_many(self._client, questions))

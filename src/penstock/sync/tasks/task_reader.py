@@ -420,16 +420,13 @@ class TaskReader:
             "STREAMS", *(store.stream for store in ordered), *(">" for _ in ordered),
         )  # fmt: skip
         streams = {store.stream.encode(): store for store in ordered}
-        try:
-            with self._in_flight.claiming() as found:
-                sent_s = time.monotonic()
-                rows = self._reads.read(command, timeout_s) or ()
-                self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
-                self._move_unwanted(found, wanted)
-                return found
-        except GroupLost:
-            self._lanes.forget_groups()
-            return []
+        with self._lanes.skipping_lost(), self._in_flight.claiming() as found:
+            sent_s = time.monotonic()
+            rows = self._reads.read(command, timeout_s) or ()
+            self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
+            self._move_unwanted(found, wanted)
+            return found
+        return []
 
     def close(self) -> None:
         """Close the connections."""
