@@ -35,6 +35,7 @@ from penstock.errors import (
 )
 from penstock.events import Emitter
 from penstock.keys import BalancerKeys
+from penstock.model import PendingEntry
 from penstock.policy import Reason
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
@@ -47,16 +48,6 @@ CHUNK = 500
 _REQUEST_TTL_MS = 60_000
 _SLACK = 2  # by how many streams a consumer may be ahead of the least loaded one
 _PATIENCE_MS = 500  # how long a new stream waits for a consumer that has fewer
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOutEntry:
-    """An entry that was handed out and is not finished."""
-
-    id: str
-    consumer: str
-    idle_ms: int
-    deliveries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,17 +307,17 @@ class BalancerCommands:
 
     # --- looking ------------------------------------------------------------------------------------
 
-    async def pending(self, start: str, count: int) -> list[HandedOutEntry]:
+    async def pending(self, start: str, count: int) -> list[PendingEntry]:
         """Return a page of the entries that were handed out and are not finished."""
         stream = self.keys.stream
         reply = await self.client.call(stream, "XPENDING", stream, self.keys.group, start, "+", count)
         return [_pending(row) for row in reply]
 
-    async def pending_of(self, ids: Sequence[str]) -> list[HandedOutEntry | None]:
+    async def pending_of(self, ids: Sequence[str]) -> list[PendingEntry | None]:
         """Return the pending state of each of these entries; None = it is not pending."""
         stream, group = self.keys.stream, self.keys.group
         replies = await read_many(self.client, [(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
-        found: list[HandedOutEntry | None] = []
+        found: list[PendingEntry | None] = []
         for reply in replies:
             if isinstance(reply, GroupLost):
                 raise reply
@@ -359,8 +350,8 @@ def peers_in(reply: Reply) -> Iterator[tuple[str, int, Peer]]:
             yield envelope.text(name), numbers[0], Peer(numbers[1], numbers[2])
 
 
-def _pending(row: Reply) -> HandedOutEntry:
-    return HandedOutEntry(row[0].decode(), envelope.text(row[1]), int(row[2]), int(row[3]))
+def _pending(row: Reply) -> PendingEntry:
+    return PendingEntry(row[0].decode(), envelope.text(row[1]), int(row[2]), int(row[3]))
 
 
 def _rows(reply: Reply) -> list[Row]:

@@ -143,16 +143,12 @@ class ConsumerGroup:
         return info["pending"] > 0 or bool((await count_after(self._client, self._keys.stream, after, 1)).first)
 
     async def _lag(self, info: dict[str, Any]) -> Lag:
-        after, known = info["last-delivered-id"].decode(), await self._unread(info)
-        counted = await count_after(self._client, self._keys.stream, after, None if known is None else 1)
-        return counted.lag(known, info.get("lag"), counted.now_ms)
-
-    async def _unread(self, info: dict[str, Any]) -> int | None:
-        # How many entries are unread, where that is certain without counting them.
-        length = int(await self._client.call(self._keys.stream, "XLEN", self._keys.stream))
-        if info["last-delivered-id"].decode() == ids.ZERO:
-            return length
-        return sure_lag(length, info.get("entries-read"), info.get("lag"))
+        after, told = info["last-delivered-id"].decode(), info.get("lag")
+        counted = await count_after(self._client, self._keys.stream, after, 1)
+        known = counted.length if after == ids.ZERO else sure_lag(counted.length, info.get("entries-read"), told)
+        if known is None:
+            await counted.count(self._client)
+        return counted.lag(known, told, counted.now_ms)
 
     async def stats(self, dlq_stream: str | None = None) -> StreamStats:
         """Return statistics of the stream and the group."""

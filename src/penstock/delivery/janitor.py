@@ -122,6 +122,17 @@ class Unread:
         self.behind = self.ahead = self.length = self.now_ms = 0
         self.first = ""  # unread entry
 
+    async def count(self, client: StreamClient, most: int | None = None) -> None:
+        """Count on, as long as that does not take the server too long, or only the next `most` entries."""
+        steps = 0
+        while not self.is_exact and steps < _MOST_STEPS:
+            steps += 2
+            self.add_behind(await _step(client, self.key, self.after, "+", most or _STEP))
+            if most is not None:
+                return
+            if self.after:
+                self.add_ahead(await _step(client, self.key, self.before, self.position))
+
     def add_behind(self, step: Counted) -> None:
         """Add what was counted from `after` on."""
         self.behind, self.after, self.length = self.behind + step.count, step.further, step.length
@@ -166,15 +177,8 @@ def sure_lag(length: int, entries_read: int | None, lag: int | None) -> int | No
 
 async def count_after(client: StreamClient, stream: str, position: str, most: int | None = None) -> Unread:
     """Count the entries after an id, as long as that does not take the server too long, or only up to `most`."""
-    unread, steps = Unread(stream, position), 0
-    while not unread.is_exact and steps < _MOST_STEPS:
-        steps += 1
-        unread.add_behind(await _step(client, stream, unread.after, "+", most or _STEP))
-        if most is not None:
-            break
-        if unread.after:
-            steps += 1
-            unread.add_ahead(await _step(client, stream, unread.before, position))
+    unread = Unread(stream, position)
+    await unread.count(client, most)
     return unread
 
 

@@ -142,16 +142,12 @@ class ConsumerGroup:
         return info["pending"] > 0 or bool((count_after(self._client, self._keys.stream, after, 1)).first)
 
     def _lag(self, info: dict[str, Any]) -> Lag:
-        after, known = info["last-delivered-id"].decode(), self._unread(info)
-        counted = count_after(self._client, self._keys.stream, after, None if known is None else 1)
-        return counted.lag(known, info.get("lag"), counted.now_ms)
-
-    def _unread(self, info: dict[str, Any]) -> int | None:
-        # How many entries are unread, where that is certain without counting them.
-        length = int(self._client.call(self._keys.stream, "XLEN", self._keys.stream))
-        if info["last-delivered-id"].decode() == ids.ZERO:
-            return length
-        return sure_lag(length, info.get("entries-read"), info.get("lag"))
+        after, told = info["last-delivered-id"].decode(), info.get("lag")
+        counted = count_after(self._client, self._keys.stream, after, 1)
+        known = counted.length if after == ids.ZERO else sure_lag(counted.length, info.get("entries-read"), told)
+        if known is None:
+            counted.count(self._client)
+        return counted.lag(known, told, counted.now_ms)
 
     def stats(self, dlq_stream: str | None = None) -> StreamStats:
         """Return statistics of the stream and the group."""
