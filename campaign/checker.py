@@ -119,7 +119,7 @@ def judge(folder: Path, state: State, crashes: list[str], bounds: Bounds | None 
     poisonous = {line.message for line in lines(folder, "worker") if line.what == "dying"}
     if state.is_steady:
         verdict.slowest_s = longest_wait_s(runs, hits)
-        # A task that may have killed its workers waits for its last run until it is alone: what counts is its neighbours.
+        # What may have killed its workers waits for its last run until it is alone: its neighbours count.
         innocent = {n: of for n, of in hits.items() if n not in poisonous}
         felt = [*felt_by_all(confirmed, ended, runs, windows), *felt_by_held(runs, innocent)]
         started = {line.process: line.at for line in lines(folder, "worker") if line.what == "started"}

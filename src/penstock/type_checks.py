@@ -21,6 +21,12 @@ def check_list(name: str, value: object, hint: str) -> None:
         raise ConfigurationTypeError(f"{name} must be a list, not {type_name(value)}: {hint}")
 
 
+def is_async(function: Callable[..., object]) -> bool:
+    """Return whether calling the function returns a coroutine."""
+    # An object whose type has an async __call__ counts as well.
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 def check_arguments(name: str, function: Callable[..., object], count: int) -> None:
     """Raise ConfigurationError unless the function can be called with that many positional arguments."""
     try:

@@ -56,7 +56,7 @@ def test_a_long_backlog_is_counted_from_the_end_that_is_near(raw: redis.Redis, g
     before = scripts(raw)
     lag = group.lag()
     assert (lag.count, lag.is_exact) == (12_000, True)
-    assert scripts(raw) - before <= 3
+    assert scripts(raw) - before <= 4, "a first look, one step from each end, and the script may have to be sent"
 
 
 def test_the_first_large_entries_behind_small_ones_are_few(raw: redis.Redis, group: ConsumerGroup) -> None:

@@ -143,6 +143,15 @@ async def test_of_two_entries_of_a_task_that_were_written_by_hand_the_second_wai
     assert raw.xpending("jobs.tasks", "jobs")["pending"] == 0
 
 
+@pytest.mark.parametrize("value", [b"", b"1-1", b"no-lane ", b"1-1 nothing", b"\xff"], ids=repr)
+async def test_a_value_of_the_index_that_names_no_lane_is_no_open_task(
+    queue: RedisTaskQueue, raw: redis.Redis, value: bytes
+) -> None:
+    raw.hset(queue.keys.index, "forged", value)
+    assert not await queue.ack("forged")
+    assert not await queue.nack("forged")
+
+
 async def test_a_forged_entry_does_not_speak_for_a_task(redis_url: str, raw: redis.Redis) -> None:
     protection = Protection("sign", {"2026": b"k" * 32})
     async with StreamClient.from_url(redis_url, protection=protection) as client:

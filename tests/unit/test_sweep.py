@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from penstock.balancer import orphans
-from penstock.balancer.commands import HandedOutEntry
 from penstock.balancer.config import MetricsRecorder
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.orphans import Sweep
 from penstock.keys import BalancerKeys
+from penstock.model import PendingEntry
 
 COUNT = 20
 
@@ -31,8 +31,8 @@ class Commands:
         metrics_recorder=MetricsRecorder(),
     )
 
-    async def pending(self, start: str, count: int) -> list[HandedOutEntry]:
-        return [HandedOutEntry(f"{n}-1", "dead", 3_000, 1) for n in range(COUNT)]
+    async def pending(self, start: str, count: int) -> list[PendingEntry]:
+        return [PendingEntry(f"{n}-1", "dead", 3_000, 1) for n in range(COUNT)]
 
     async def bodies(self, ids: list[str]) -> list[list[bytes]]:
         return [[] for _ in ids]

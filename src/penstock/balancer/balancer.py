@@ -16,7 +16,6 @@ from penstock.balancer.orphans import Listener, Sweep
 from penstock.balancer.owned_stream import OwnedStream
 from penstock.balancer.reader import Reader
 from penstock.balancer.runner import Runner, StreamHandler
-from penstock.delivery.callables import is_async
 from penstock.delivery.decoding import Rejected
 from penstock.delivery.drain import CLEANUP_TIMEOUT_S
 from penstock.errors import AlreadyClaimed, ConfigurationError, PenstockError, StreamNotOwned, text_of
@@ -27,6 +26,7 @@ from penstock.policy import Reason
 from penstock.redis.client import StreamClient, check_client
 from penstock.runtime.aio import IS_ASYNC, TaskGroup, call_in_loop, connection_scope, pause, shielded
 from penstock.serializers import JsonSerializer, Serializer
+from penstock.type_checks import is_async
 
 _BEAT_POLL_S = 0.002
 

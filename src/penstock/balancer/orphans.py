@@ -7,13 +7,14 @@ import time
 from collections.abc import Awaitable, Callable
 
 from penstock import ids
-from penstock.balancer.commands import BalancerCommands, HandedOutEntry
+from penstock.balancer.commands import BalancerCommands
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.holdings import Holdings
 from penstock.balancer.messages import LBSInfo, StreamExpired
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.errors import PenstockError, PermanentError
 from penstock.keys import MUTEX_KEY_SEP, BalancerKeys
+from penstock.model import PendingEntry
 from penstock.policy import doubling
 from penstock.redis.aio import Connection
 from penstock.redis.client import StreamClient
@@ -144,18 +145,18 @@ class Sweep:
 
     # --- entry by entry -----------------------------------------------------------------------------
 
-    def _may_be_orphan(self, entry: HandedOutEntry) -> bool:
+    def _may_be_orphan(self, entry: PendingEntry) -> bool:
         # An entry that was read a moment ago is about to be locked.
         return entry.idle_ms >= self._config.lease_ms and self._may_take_over(entry)
 
-    def _may_take_over(self, entry: HandedOutEntry) -> bool:
+    def _may_take_over(self, entry: PendingEntry) -> bool:
         # Not if we own it or have just handed it over.
         if self._holdings.has_entry(entry.id):
             return False
         # If another consumer has taken it since, that one has died, and it need not be left to others.
         return entry.consumer != self._commands.me or self._handed_over.get(entry.id, 0.0) <= time.monotonic()
 
-    async def _orphans(self, entries: list[HandedOutEntry]) -> list[StreamExpired]:
+    async def _orphans(self, entries: list[PendingEntry]) -> list[StreamExpired]:
         # Returns those whose lock is gone, in random order: peers start at different ones.
         hints = await self._describe(entries)
         are_locked = await self._commands.are_locked([hint.payload for hint in hints])
@@ -177,13 +178,13 @@ class Sweep:
                 info.data_stream_name, info.id_in_lbs, self._commands.keys.stream, error,
             )  # fmt: skip
 
-    async def _describe(self, entries: list[HandedOutEntry]) -> list[StreamExpired]:
+    async def _describe(self, entries: list[PendingEntry]) -> list[StreamExpired]:
         unknown = [entry for entry in entries if entry.id not in self._known]
         for entry, fields in zip(unknown, await self._commands.bodies([entry.id for entry in unknown]), strict=True):
             if fields is None:
                 await self._commands.forget(entry.id)
                 continue
-            message = await self._commands.message_of(entry.id, fields, entry.deliveries)
+            message = await self._commands.message_of(entry.id, fields, entry.delivery_count)
             if message is not None:
                 self._known[entry.id] = StreamExpired(LBSInfo(message.data_stream_name, entry.id), message.info)
         return [self._known[entry.id] for entry in entries if entry.id in self._known]

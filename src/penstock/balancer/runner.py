@@ -11,11 +11,11 @@ from penstock.balancer.holdings import Holdings, Ownership, is_ahead, surplus
 from penstock.balancer.messages import LBSInfo, StreamAdded, StreamExpired
 from penstock.balancer.notice_queue import NoticeQueue
 from penstock.balancer.owned_stream import OwnedStream, StreamWatcher
-from penstock.delivery.callables import is_async
 from penstock.delivery.drain import graceful_end
 from penstock.errors import EXITS, AlreadyClaimed, ConfigurationError, OwnershipLost, PenstockError, StreamNotOwned
 from penstock.runtime.aio import IS_ASYNC, Activity, Cancelled, Flag, TaskGroup, comes_from_outside, pause
 from penstock.serializers import Serializer
+from penstock.type_checks import is_async
 
 if TYPE_CHECKING:
     from penstock.balancer.balancer import StreamBalancer

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from penstock.errors import ConfigurationError, PenstockError
 from penstock.model import StreamMessage
 from penstock.runtime.aio import IS_ASYNC, Activity, Threads
-from penstock.type_checks import check_arguments
+from penstock.type_checks import check_arguments, is_async
 
 logger = logging.getLogger("penstock.delivery")
 
@@ -56,12 +56,6 @@ def hung(calls: list[RunningCall], lease_s: float) -> list[Any]:
     """
     late_s = time.monotonic() - lease_s
     return [item for call in list(calls) if call.is_overdue(late_s) for item in call.messages]
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Return whether calling the function returns a coroutine."""
-    # An object whose type has an async __call__ counts as well.
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def check_takes(what: str, function: Callable[..., Any], *, batches: bool) -> None:

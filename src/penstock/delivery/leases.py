@@ -13,7 +13,6 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from penstock.errors import ConsumerNameTaken, GroupLost, PenstockError
@@ -312,11 +311,7 @@ _making = threading.Lock()
 
 
 def _thread_for(settings: ConnectionSettings, key: str, patience_s: float) -> LeaseThread:
-    settings = replace(
-        settings,
-        socket_timeout_s=min(settings.socket_timeout_s, patience_s),
-        connect_timeout_s=min(settings.connect_timeout_s, patience_s),
-    )
+    settings = settings.within(patience_s)
     key = key if settings.kind == "cluster" else ""  # where the node of one key may hang while others answer
     with _making:
         for thread in _threads:

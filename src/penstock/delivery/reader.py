@@ -14,7 +14,6 @@ from penstock.redis.blocking_read import BlockingRead, is_late, late_after_s, lo
 from penstock.redis.packing import Command
 from penstock.redis.reading import PageLimits
 from penstock.redis.scripts import script
-from penstock.redis.settings import Host
 from penstock.redis.translate import Redirected, ScriptMissing
 from penstock.runtime.aio import Flag, Lock, next_tick
 
@@ -65,7 +64,6 @@ class MessageReader:
         self._page, self._most_waiting = _PAGE.first, config.max_prefetch
         self._sweep_interval_s = config.effective_recovery_ms / 1000
         self._blocking = BlockingRead(context.client, context.commands.keys.stream)
-        self._ask_host: Host | None = None  # the node to ask instead, while the slot of the stream is being moved
         self._must_sweep = True
         self.has_read = False
         self._last_sweep_s = 0.0
@@ -79,9 +77,6 @@ class MessageReader:
         acks = self._acks.take(for_read=True, is_calm=in_flight.is_exact and not self.claiming.locked())
         commands: list[Command] = [self._commands.ack_command(*acks)] if acks else []
         commands.append(self._commands.read_command(count, self._block_ms or None))
-        step = 2 if self._ask_host else 1
-        if self._ask_host:  # counts for one command only
-            commands = [part for command in commands for part in (("ASKING",), command)]
 
         def on_reply(index: int, reply: Reply) -> None:
             nonlocal is_answered, found
@@ -89,7 +84,7 @@ class MessageReader:
                 # Here rather than after the await, so that a worker can run next.
                 in_flight.is_read_under_way = False
                 found = 0 if isinstance(reply, PenstockError) else self._accept(parse_rows(reply))
-            elif acks is not None and index == step - 1:
+            elif acks is not None:
                 is_answered = True
                 self._acks.answered(acks, reply)
 
@@ -106,7 +101,7 @@ class MessageReader:
             raise
         finally:
             in_flight.is_read_under_way = False
-        for error in [reply for reply in reversed(replies[step - 1 :: step]) if isinstance(reply, PenstockError)]:
+        for error in [reply for reply in reversed(replies) if isinstance(reply, PenstockError)]:
             await self._refused(error)
         return found
 
@@ -134,8 +129,7 @@ class MessageReader:
             await self._client.load(connection, [script("streams/ack")])
             return
         if isinstance(error, Redirected | ReadOnlyServer):
-            self._ask_host = error.ask_host if isinstance(error, Redirected) else None
-            await self._client.leave(connection, error)
+            await self._blocking.leave(error)
             await self.close()
         raise error
 
@@ -157,11 +151,9 @@ class MessageReader:
     async def _prepare(self) -> None:
         if not self._blocking.is_open:
             was_connected = self._blocking.connection is not None
-            if was_connected and self._ask_host is None:
+            if was_connected and self._blocking.ask_host is None:
                 await self._client.refresh()  # another server may serve the stream by now
-            ask_host, self._ask_host = self._ask_host, None
-            await self._blocking.open(ask_host, ("SCRIPT", "LOAD", script("streams/ack").source))
-            self._ask_host = ask_host  # only now, so that a node that cannot be reached is not asked again
+            await self._blocking.open(("SCRIPT", "LOAD", script("streams/ack").source))
             self._must_sweep = True
             if was_connected:
                 self._emit(EventName.RECONNECTED)
@@ -203,7 +195,7 @@ class MessageReader:
         await self._end_read()
 
     async def _end_read(self) -> None:
-        is_woken = await self._blocking.wake() and not self._ask_host
+        is_woken = await self._blocking.wake() and not self._blocking.ask_host
         if not is_woken and self._blocking.is_under_way:
             self._blocking.abort()  # the server could not be asked: closing the connection ends the read as well
 

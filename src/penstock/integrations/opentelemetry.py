@@ -14,11 +14,11 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from penstock import __version__
-from penstock.delivery.callables import is_async
 from penstock.errors import ConfigurationError, Skip, Snooze, name_of, text_of
 from penstock.events import Event, EventName
 from penstock.model import StreamMessage
 from penstock.task import Task
+from penstock.type_checks import is_async
 
 try:
     from opentelemetry import metrics, propagate, trace

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.errors import ConfigurationError
-from penstock.keys.names import MAX_NAME, check_name, hash_tag, tagged
+from penstock.keys.names import MAX_NAME, check_braces, check_name, tagged
 
 MUTEX_KEY_SEP = "<MUTEX_KEY_SEP>"
 CONSUMER_PREFIX = "redis-consumer-"
@@ -25,11 +24,7 @@ class BalancerKeys:
     def of(cls, service: str) -> BalancerKeys:
         """Return the keys of a service with the name that users give it."""
         check_name("service", service, MAX_NAME - len("-input"))
-        if hash_tag(service) is None and ("{" in service or "}" in service):
-            raise ConfigurationError(
-                f"service {service!r} contains braces that do not form a hash tag; write a tag as in "
-                "'{billing}', or use no braces"
-            )
+        check_braces("service", service, "{billing}")
         return cls(service)
 
     @property

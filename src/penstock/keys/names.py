@@ -43,6 +43,15 @@ def hash_tag(key: str) -> str | None:
     return key[start + 1 : end] if end > start + 1 else None
 
 
+def check_braces(what: str, name: str, example: str) -> None:
+    """Raise ConfigurationError for braces that are no hash tag: they would make "{name}" hash differently from it."""
+    if hash_tag(name) is None and ("{" in name or "}" in name):
+        raise ConfigurationError(
+            f"{what} {name!r} contains braces that do not form a hash tag; write a tag as in {example!r}, or use no "
+            "braces"
+        )
+
+
 def tagged(key: str) -> str:
     """Return a prefix whose keys are in the slot of the key: the key itself if it has a hash tag, else in braces."""
     return key if hash_tag(key) is not None else f"{{{key}}}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.errors import ConfigurationError
-from penstock.keys.names import check_name, hash_tag, tagged
+from penstock.keys.names import check_braces, check_name, tagged
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +20,7 @@ class StreamKeys:
         if prefix:
             check_name("prefix", prefix)
         key = f"{prefix}_{stream}" if prefix else stream
-        if hash_tag(key) is None and ("{" in key or "}" in key):
-            # Braces that are no hash tag would make "{key}" hash differently from the key itself.
-            raise ConfigurationError(
-                f"stream {key!r} contains braces that do not form a hash tag; write a tag as in "
-                "'{orders}_main', or use no braces"
-            )
+        check_braces("stream", key, "{orders}_main")
         return cls(key)
 
     @property

@@ -26,9 +26,9 @@ def service_of(stream: str) -> str | None:
     return stream.removesuffix(_INPUT) if stream.endswith(_INPUT) and len(stream) > len(_INPUT) else None
 
 
-def queue_log(name: str, separator: str = "::") -> tuple[str, str] | None:
+def queue_log(name: str) -> tuple[str, str] | None:
     """Return the message queue that a stream belongs to, and its part: completed, failed or dlq."""
-    queue, found, part = name.rpartition(separator)
+    queue, found, part = name.rpartition("::")
     return (queue, part) if found and queue and part in (*_LOGS, "dlq") else None
 
 

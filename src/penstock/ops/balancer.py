@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock import envelope
-from penstock.balancer.commands import BalancerCommands
+from penstock.balancer.commands import BalancerCommands, peers_in
 from penstock.balancer.config import BalancerConfig
 from penstock.balancer.messages import FIELD, LBSInfo, LBSInputMessage
 from penstock.errors import NotFound, PenstockError
@@ -180,15 +180,8 @@ def _is_service(snapshot: StreamSnapshot) -> bool:
 def _peers(reply: Reply, now_ms: int) -> tuple[BalancerPeer, ...]:
     if isinstance(reply, PenstockError):
         return ()
-    found = [_peer(reply[at], reply[at + 1], now_ms) for at in range(0, len(reply), 2)]
-    return tuple(sorted((peer for peer in found if peer is not None), key=lambda peer: peer.name))
-
-
-def _peer(name: bytes, reply: bytes, now_ms: int) -> BalancerPeer | None:
-    numbers = [number for word in reply.split() if (number := envelope.number(word)) is not None]
-    if len(numbers) != 3:
-        return None  # written by others
-    return BalancerPeer(envelope.text(name), numbers[1], numbers[2], numbers[0] - now_ms)
+    found = [BalancerPeer(name, it.owned, it.capacity, until_ms - now_ms) for name, until_ms, it in peers_in(reply)]
+    return tuple(sorted(found, key=lambda peer: peer.name))
 
 
 def _info_of(entry_id: str, fields: list[bytes]) -> LBSInfo | None:

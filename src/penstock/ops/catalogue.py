@@ -17,7 +17,7 @@ from penstock.ops.model import StreamKind
 from penstock.queue.model import GROUP as QUEUE_GROUP
 from penstock.redis.aio import Reply
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import ask, run_many, stream_keys
+from penstock.redis.reading import ask, escaped, run_many, stream_keys
 from penstock.shown import command_line
 
 MAX_GROUPS = 64  # of one stream that are read
@@ -207,8 +207,3 @@ def _can_be_named(name: str) -> bool:
     except ConfigurationError:
         return False  # not from Penstock: no list could show it
     return "\N{REPLACEMENT CHARACTER}" not in name  # no UTF-8
-
-
-def escaped(text: str) -> str:
-    """Return a text as a glob pattern that matches nothing else."""
-    return re.sub(r"([\[\]*?\\^])", r"\\\1", text)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock import ids
+from penstock.delivery.janitor import RangeCount, Unread, age_of, certain_lag
 from penstock.errors import PenstockError, ServerError
 from penstock.model import Lag
 from penstock.ops.catalogue import GroupSnapshot, StreamSnapshot
@@ -76,10 +77,7 @@ def exact_unread(snapshot: StreamSnapshot, group: GroupSnapshot) -> int | None:
         return 0
     if group.first_unread_id == snapshot.first_id:
         return snapshot.length
-    # What was read and what was not are all that was ever added: if all of it is there, the counters missed nothing.
-    if group.entries_read is not None and group.lag is not None and group.entries_read + group.lag == snapshot.length:
-        return group.lag
-    return None
+    return certain_lag(snapshot.length, group.entries_read, group.lag)
 
 
 async def measure(
@@ -91,29 +89,21 @@ async def measure(
     """
     known = [exact_unread(snapshot, group) for _, snapshot, group in groups]
     counts = {
-        index: _Count(key, group.last_delivered_id)
-        for index, (key, snapshot, group) in enumerate(groups)
-        if not snapshot.has_huge_entries and (known[index] is None or group.first_unread_id == "?")
+        place: Unread(key, group.last_delivered_id)
+        for place, (key, snapshot, group) in enumerate(groups)
+        if not snapshot.has_huge_entries and (known[place] is None or group.first_unread_id == "?")
     }
     await _advance(client, list(counts.values()), _FEW)
     await _finish(client, [count for index, count in counts.items() if known[index] is None], steps)
     return [_lag(snapshot, group, known[index], counts.get(index)) for index, (_, snapshot, group) in enumerate(groups)]
 
 
-def _lag(snapshot: StreamSnapshot, group: GroupSnapshot, known: int | None, counted: _Count | None) -> Lag:
+def _lag(snapshot: StreamSnapshot, group: GroupSnapshot, known: int | None, counted: Unread | None) -> Lag:
     if snapshot.has_huge_entries:
         return _uncounted(snapshot, group, known)
-    first = group.first_unread_id if counted is None else counted.first
-    age_s = max(0, snapshot.now_ms - ids.parse(first)[0]) / 1000 if first else 0.0
     if counted is None:
-        return Lag(known or 0, age_s)
-    if counted.is_exact:
-        return Lag(counted.most, age_s)
-    if known is not None:
-        return Lag(known, age_s)
-    # The server counts what was removed unread as well, so that its number is a bound, too.
-    most = counted.most if group.lag is None else min(counted.most, group.lag)
-    return Lag(max(counted.behind, most), age_s, is_exact=False)
+        return Lag(known or 0, age_of(group.first_unread_id, snapshot.now_ms))
+    return counted.lag(known, group.lag, snapshot.now_ms)
 
 
 def _uncounted(snapshot: StreamSnapshot, group: GroupSnapshot, known: int | None) -> Lag:
@@ -124,26 +114,7 @@ def _uncounted(snapshot: StreamSnapshot, group: GroupSnapshot, known: int | None
     return Lag(count, age_s, is_exact=known is not None)
 
 
-class _Count:
-    """The entries behind a position and those up to it, counted step by step until one of the two is complete."""
-
-    def __init__(self, key: str, position: str) -> None:
-        self.key, self.position = key, position
-        self.after, self.before = ids.after(position), "-"  # where to continue; '' = the end is reached
-        self.behind = self.ahead = self.length = 0
-        self.first = ""  # unread entry
-
-    @property
-    def is_exact(self) -> bool:
-        return not (self.after and self.before)
-
-    @property
-    def most(self) -> int:
-        """The unread entries, or more as long as not all were counted."""
-        return self.length - self.ahead if self.after else self.behind
-
-
-async def _finish(client: StreamClient, counts: Sequence[_Count], steps: int) -> None:
+async def _finish(client: StreamClient, counts: Sequence[Unread], steps: int) -> None:
     left = [count for count in counts if not count.is_exact]
     while left and steps >= 2:
         left.sort(key=lambda count: count.length)  # of short streams more are counted to the end
@@ -154,36 +125,24 @@ async def _finish(client: StreamClient, counts: Sequence[_Count], steps: int) ->
         left = [count for count in left if not count.is_exact]
 
 
-async def _advance(client: StreamClient, counts: Sequence[_Count], most: int) -> None:
-    steps = await _count(client, [(each.key, each.after, "+") for each in counts], most)
-    for each, step in zip(counts, steps, strict=True):
-        each.behind, each.after, each.length = each.behind + step.count, step.further, step.length
-        each.first = each.first or step.first
+async def _advance(client: StreamClient, counts: Sequence[Unread], most: int) -> None:
     left = [each for each in counts if each.after]
+    steps = await _count(client, [(each.key, each.after, "+") for each in left], most)
+    for each, step in zip(left, steps, strict=True):
+        each.add_behind(step)
+    left = [each for each in left if each.after]
     steps = await _count(client, [(each.key, each.before, each.position) for each in left], most)
     for each, step in zip(left, steps, strict=True):
-        each.ahead, each.before, each.length = each.ahead + step.count, step.further, step.length
+        each.add_ahead(step)
 
 
-@dataclass(frozen=True, slots=True)
-class _LagStep:
-    count: int
-    first: str
-    further: str  # where to continue; '' = the range has ended
-    length: int
-
-
-async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int) -> list[_LagStep]:
+async def _count(client: StreamClient, ranges: Sequence[tuple[str, str, str]], most: int) -> list[RangeCount]:
     replies = await run_many(client, "streams/count_range", [([key], [start, end, most]) for key, start, end in ranges])
-    found: list[_LagStep] = []
     for reply in replies:
         if isinstance(reply, ServerError):  # about the script, such as that it was killed: nothing was counted
             raise reply
-        if isinstance(reply, PenstockError):
-            found.append(_LagStep(0, "", "", 0))  # the key is no stream any more
-        else:
-            found.append(_LagStep(int(reply[0]), reply[1].decode(), reply[2].decode(), int(reply[3])))
-    return found
+    # Any other error: the key is no stream any more.
+    return [RangeCount() if isinstance(reply, PenstockError) else RangeCount.of(reply) for reply in replies]
 
 
 async def added_since(client: StreamClient, streams: Sequence[tuple[str, str]], steps: int) -> list[int | None]:
@@ -191,7 +150,7 @@ async def added_since(client: StreamClient, streams: Sequence[tuple[str, str]], 
 
     None = `steps` do not reach an end of the stream.
     """
-    counts = [_Count(key, last) for key, last in streams]
+    counts = [Unread(key, last) for key, last in streams]
     await _advance(client, counts, _FEW)
     await _finish(client, counts, steps)
     return [count.most if count.is_exact else None for count in counts]

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock import envelope, ids
+from penstock.delivery.group import described, group_info
 from penstock.errors import ConfigurationError, DecodeError, GroupLost, NotFound
 from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
-from penstock.ops.catalogue import Catalogue, checked_id, escaped, queue_name
+from penstock.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.ops.entries import LONGEST_KIND, EntryRange, read_bodies, read_entries
 from penstock.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
 from penstock.ops.payloads import Row
 from penstock.redis.client import StreamClient
-from penstock.redis.reading import ask, scan
+from penstock.redis.reading import ask, escaped, scan
 from penstock.redis.retry import Repeat
 from penstock.task import Result, Status, Task, check_id, decode_result
-from penstock.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, runs_before_move
+from penstock.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, place_in_index, runs_before_move
 from penstock.tasks.gauges import read_gauges
 from penstock.tasks.lanes import DEFAULT, Lane, suffix_of
 from penstock.tasks.listed import QueueGauges
@@ -106,13 +107,11 @@ class TaskQueues:
         return [self._task(queue, lane, TaskState.QUEUED, row) for row in rows], further
 
     async def _last_delivered(self, stream: str, group: str) -> str:
-        groups = await self._client.call(stream, "XINFO", "GROUPS", stream) if await self._exists(stream) else []
-        rows = [{row[i]: row[i + 1] for i in range(0, len(row), 2)} for row in groups]
-        found = [row[b"last-delivered-id"].decode() for row in rows if envelope.text(row[b"name"]) == group]
-        return found[0] if found else ids.ZERO
-
-    async def _exists(self, key: str) -> bool:
-        return bool(await self._client.call(key, "EXISTS", key))
+        try:
+            found = await group_info(self._client, stream, group)
+        except GroupLost:  # there is no such stream
+            return ids.ZERO
+        return ids.ZERO if found is None else str(found["last-delivered-id"].decode())
 
     async def _in_hand(
         self, queue: str, lane: str, state: TaskState, limit: int, cursor: str, max_value_bytes: int
@@ -123,29 +122,19 @@ class TaskQueues:
             rows = await self._client.call(stream, "XPENDING", stream, queue, start, "+", limit)
         except GroupLost:
             return [], ""
-        if not rows:
-            return [], ""
-        names = [row[0] for row in rows]
-        due, begun = await ask(
-            self._client,
-            [
-                (stream, ("ZMSCORE", streams.retries(queue), *names)),
-                (stream, ("HMGET", streams.attempts(queue), *names)),
-            ],
-        )
         wanted = {
-            row[0]: (row, score, envelope.number(runs))
-            for row, score, runs in zip(rows, due, begun, strict=True)
-            if (score is not None) == (state is TaskState.WAITING)
+            it.id: it
+            for it in await described(self._client, streams, queue, rows)
+            if (it.due_at_ms is not None) == (state is TaskState.WAITING)
         }
-        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=[name.decode() for name in wanted])
+        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=list(wanted))
         entries, further = await read_entries(self._client, stream, chosen) if wanted else ([], "")
         found = []
         for entry in entries:
-            row, score, runs = wanted[entry[0]]
-            task, due_at_ms = self._task(queue, lane, state, entry), None if score is None else int(float(score))
-            attempts, consumer = int(row[3]) if runs is None else runs, envelope.text(row[1])
-            found.append(replace(task, attempts=attempts, consumer=consumer, idle_ms=int(row[2]), due_at_ms=due_at_ms))
+            it, task = wanted[entry[0].decode()], self._task(queue, lane, state, entry)
+            found.append(
+                replace(task, attempts=it.runs, consumer=it.consumer, idle_ms=it.idle_ms, due_at_ms=it.due_at_ms)
+            )
         return found, further or (rows[-1][0].decode() if len(rows) == limit else "")
 
     async def _scheduled(
@@ -160,7 +149,7 @@ class TaskQueues:
         for name, score, place, (body, size) in zip(names, scores, places, bodies, strict=False):
             of_kind, _, packed = body.partition(b"\0")
             row = [name, b"data", packed, size - len(of_kind) - 1, *_whole(TASK_ID, name), *_whole(KIND, of_kind)]
-            task = self._task(queue, _lane_of(place), TaskState.SCHEDULED, row)
+            task = self._task(queue, place_in_index(place or b"")[1], TaskState.SCHEDULED, row)
             if kind in {None, task.kind}:
                 found.append(replace(task, due_at_ms=int(float(score))))
         is_more = len(names) == limit or len(bodies) < len(names)
@@ -212,7 +201,7 @@ class TaskQueues:
         )
         if known is None:
             return await self._ended(queue, task_id)
-        entry_id, lane, *_ = envelope.text(known).split(" ", 2)
+        entry_id, lane = place_in_index(known)
         if entry_id == "-":
             [body] = await ask(self._client, [(keys.bodies, ("HGET", keys.bodies, task_id))])
             packed = body.partition(b"\0")[2] if body else b""
@@ -351,8 +340,3 @@ def _results(queue: str, row: Row) -> list[TaskInfo]:
 
 def _whole(name: str, value: bytes) -> tuple[bytes, bytes, int]:
     return name.encode(), value, len(value)
-
-
-def _lane_of(known: bytes | None) -> str:
-    """Return the lane in a value of the index."""
-    return envelope.text(known).partition(" ")[2].partition(" ")[0] if known else ""

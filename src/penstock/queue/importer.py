@@ -16,6 +16,7 @@ from penstock.policy import Reason
 from penstock.queue.model import GROUP, TEXT_TYPE, ImportReport, shortened_key
 from penstock.redis.client import StreamClient
 from penstock.redis.from_driver import client_of, is_cluster
+from penstock.redis.reading import escaped
 from penstock.redis.retry import Repeat
 
 _PAGE = 100  # messages per page, and per script call at most
@@ -184,8 +185,7 @@ class _Importer:
     async def _markers(self) -> AsyncIterator[list[str]]:
         # Pairs of an old and a new key. Keys that cannot be text were not written by redis-message-queue.
         prefix = self._old.deduplication("")
-        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + "*"
-        cursor = b"0"
+        cursor, pattern = b"0", f"{escaped(prefix)}*"
         while True:
             cursor, found = await self._client.call(prefix, "SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)
             names = [name.decode(errors="replace") for name in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,7 +11,7 @@ from penstock.number_checks import check_number, check_seconds
 from penstock.policy import Backoff
 from penstock.queue.interrupt import BaseGracefulInterruptHandler
 from penstock.queue.model import Message, content_key, literal_key
-from penstock.type_checks import check_arguments
+from penstock.type_checks import check_arguments, is_async
 
 OnFailure: TypeAlias = Literal["retry", "terminal"]
 Overload: TypeAlias = Literal["raise", "block", "drop_oldest"]
@@ -55,9 +54,11 @@ def check_flag(name: str, value: object) -> bool:
 
 def check_sink(sink: object) -> None:
     """Raise ConfigurationTypeError unless it is None or a plain function."""
-    if sink is not None and not callable(sink):
+    if sink is None:
+        return
+    if not callable(sink):
         raise ConfigurationTypeError(f"on_event must be a function that takes one event, not {type(sink).__name__}")
-    if _is_async_function(sink):
+    if is_async(sink):
         raise ConfigurationTypeError(
             "on_event must be a plain function, not async: it is called in the middle of other work"
         )
@@ -78,15 +79,13 @@ def checked_key_maker(is_on: object, make: DedupKey | Unset | None, *, is_async:
         raise ConfigurationTypeError(
             f"get_deduplication_key must be a function that takes a message, or None, not {type(make).__name__}"
         )
-    if not is_async and _is_async_function(make):
-        raise ConfigurationTypeError(
-            "get_deduplication_key is async: use penstock.RedisMessageQueue, or pass a plain function"
-        )
+    _check_is_plain("get_deduplication_key", make, may_be_async=is_async)
     return make
 
 
-def _is_async_function(function: object) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+def _check_is_plain(name: str, function: Callable[..., object], *, may_be_async: bool) -> None:
+    if not may_be_async and is_async(function):
+        raise ConfigurationTypeError(f"{name} is async: use penstock.RedisMessageQueue, or pass a plain function")
 
 
 def checked_log_length(kind: str, is_on: object, length: int | None) -> int | None:
@@ -140,10 +139,7 @@ def _check_callback(callback: object, *, is_async: bool) -> None:
         raise ConfigurationTypeError(
             f"on_heartbeat_failure must be a function that takes no arguments, not {type(callback).__name__}"
         )
-    if not is_async and _is_async_function(callback):
-        raise ConfigurationTypeError(
-            "on_heartbeat_failure is async: use penstock.RedisMessageQueue, or pass a plain function"
-        )
+    _check_is_plain("on_heartbeat_failure", callback, may_be_async=is_async)
     check_arguments("on_heartbeat_failure", callback, 0)
 
 

@@ -264,12 +264,7 @@ class QueueConsumer:
     async def _restore_group(self, slot: ConsumerSlot) -> None:
         # Entries that are still in the stream were not finished: the group starts at the first one.
         self._group.reset()
-        position = await self._group.restore(slot.consumer)
-        if position is not None:
-            logger.error(
-                "group %s of stream %s no longer existed; recreated it at %s", GROUP, self.keys.stream, position
-            )
-            self.emit(EventName.GROUP_LOST, position=position)
+        await self._group.recreate(slot.consumer, logger, self.emit)
 
     # --- settling -----------------------------------------------------------------------------------
 

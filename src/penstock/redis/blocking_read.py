@@ -12,6 +12,7 @@ from penstock.redis.aio import Connection, OnReply, Reply
 from penstock.redis.client import StreamClient
 from penstock.redis.packing import Command
 from penstock.redis.settings import Host
+from penstock.redis.translate import Redirected
 
 _TRIES = 3
 _LATE_HEARTBEATS = 2.5
@@ -52,6 +53,7 @@ class BlockingRead:
     def __init__(self, client: StreamClient, key: str) -> None:
         self._client, self._key = client, key
         self.connection: Connection | None = None
+        self.ask_host: Host | None = None  # the node to ask instead, while the slot of the key is being moved
         self.is_under_way = False
         self.sent_s = 0.0  # when the last read was sent
         self._received = 0  # bytes, before that
@@ -67,8 +69,9 @@ class BlockingRead:
         """How many bytes have arrived since the last read was sent."""
         return self.connection.received - self._received if self.connection is not None else 0
 
-    async def open(self, ask_host: Host | None = None, *along: Command) -> None:
+    async def open(self, *along: Command) -> None:
         """Connect to the server of the key, or to the one that an ASK reply named; send `along` in the same write."""
+        ask_host, self.ask_host = self.ask_host, None
         connection = await self._client.dedicated(self._key, ask_host)
         try:
             number = (await connection.pipeline([("CLIENT", "ID"), *along]))[0]
@@ -76,7 +79,15 @@ class BlockingRead:
             connection.abort()
             raise
         connection.client_id = number if isinstance(number, int) else 0  # the ACL may forbid CLIENT ID
-        self.connection = connection
+        self.connection, self.ask_host = (
+            connection,
+            ask_host,
+        )  # only now: a node that cannot be reached is not asked again
+
+    async def leave(self, error: PenstockError) -> None:
+        """Find the server again after an error which means that another one may have the key."""
+        await self._client.leave(self.connection, error)
+        self.ask_host = error.ask_host if isinstance(error, Redirected) else None
 
     async def call(self, command: Command, timeout_s: float) -> Reply:
         """Send a read, opening a connection if needed, and return its reply; raise an error reply."""
@@ -93,7 +104,11 @@ class BlockingRead:
         assert self.connection is not None, "open() comes first"
         self.is_under_way, self.sent_s, self._received = True, time.monotonic(), self.connection.received
         try:
-            return await self.connection.pipeline(commands, timeout_s, on_reply)
+            if self.ask_host is None:
+                return await self.connection.pipeline(commands, timeout_s, on_reply)
+            pairs = [part for command in commands for part in (("ASKING",), command)]  # it counts for one command only
+            notify = on_reply and (lambda place, reply: on_reply(place // 2, reply) if place % 2 else None)
+            return (await self.connection.pipeline(pairs, timeout_s, notify))[1::2]
         except BaseException:
             self.abort()  # cancelled, timed out or broken
             raise

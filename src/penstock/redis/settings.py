@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, TypeAlias
 
 from penstock.errors import ConfigurationError
 from penstock.number_checks import check_number, check_seconds
@@ -67,6 +67,11 @@ class ConnectionSettings:
         if self.path:
             return f"unix:{self.path}"
         return ",".join(f"{host}:{port}" for host, port in self.hosts)
+
+    def within(self, longest_s: float) -> Self:
+        """Return settings whose timeouts are no longer than that."""
+        socket_s, connect_s = min(self.socket_timeout_s, longest_s), min(self.connect_timeout_s, longest_s)
+        return replace(self, socket_timeout_s=socket_s, connect_timeout_s=connect_s)
 
     def where_is(self, host: Host) -> str:
         """Return one of the servers as text for messages."""

@@ -275,15 +275,7 @@ class StreamConsumer:
     async def _restore_group(self) -> bool:
         # Returns False if the server refuses that for now.
         try:
-            position = await self._group.restore(self.worker_name)
-            if position is not None:
-                logger.error(
-                    "group %s of stream %s no longer existed; recreated it at %s",
-                    self.config.group,
-                    self.stream,
-                    position,
-                )
-                self._emit(EventName.GROUP_LOST, position=position)
+            await self._group.recreate(self.worker_name, logger, self._emit)
         except TransientError as error:
             self._outage.failed(error)
             return False

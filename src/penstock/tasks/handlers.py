@@ -156,10 +156,8 @@ class Handlers:
     ) -> Schedule:
         """Schedule a task at every time of a cron rule, added by whichever worker is first; return the schedule."""
         name = name or re.sub(r"[^0-9A-Za-z_-]", "-", kind)
-        if name in self.schedules:
-            raise ConfigurationError(f"two schedules are named {name!r}: rename one of them")
         made = Schedule(name, CronRule.parse(cron, zone), kind, payload or {}, priority=priority)
-        self.schedules[name] = made
+        self._add_schedule(made)
         return made
 
     def task(
@@ -190,11 +188,7 @@ class Handlers:
         def register(function: _Function) -> _Function:
             if not callable(function):
                 raise ConfigurationError(f"the handler for {kind!r} must be a function, not {function!r}")
-            if kind in self._by_kind:
-                raise ConfigurationError(
-                    f"two handlers are registered for {kind!r}: use a different kind for one of them"
-                )
-            self._by_kind[kind] = TaskHandler(kind, function, frozenset(requires), timeout_s, retry or Retry(), limits)
+            self._add(TaskHandler(kind, function, frozenset(requires), timeout_s, retry or Retry(), limits))
             return function
 
         return register
@@ -218,14 +212,20 @@ class Handlers:
     def include(self, other: Handlers) -> None:
         """Add the handlers of another collection."""
         for handler in other:
-            if handler.kind in self._by_kind:
-                raise ConfigurationError(
-                    f"two handlers are registered for {handler.kind!r}: use a different kind for one of them"
-                )
-            self._by_kind[handler.kind] = handler
-        for name, schedule in other.schedules.items():
-            if self.schedules.setdefault(name, schedule) is not schedule:
-                raise ConfigurationError(f"two schedules are named {name!r}: rename one of them")
+            self._add(handler)
+        for schedule in other.schedules.values():
+            self._add_schedule(schedule)
+
+    def _add(self, handler: TaskHandler) -> None:
+        if handler.kind in self._by_kind:
+            raise ConfigurationError(
+                f"two handlers are registered for {handler.kind!r}: use a different kind for one of them"
+            )
+        self._by_kind[handler.kind] = handler
+
+    def _add_schedule(self, schedule: Schedule) -> None:
+        if self.schedules.setdefault(schedule.name, schedule) is not schedule:
+            raise ConfigurationError(f"two schedules are named {schedule.name!r}: rename one of them")
 
     def for_worker(self, provides: Collection[str]) -> frozenset[str]:
         """Return the kinds that a worker with these capabilities can handle."""

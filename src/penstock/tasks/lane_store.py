@@ -19,6 +19,7 @@ from penstock.redis.client import StreamClient
 from penstock.redis.retry import Repeat
 from penstock.redis.scripts import steps
 from penstock.task import Result, Task, encode
+from penstock.tasks.entries import place_in_index
 from penstock.tasks.handlers import Limits
 from penstock.tasks.lanes import Lane, TaskFilter, lanes_in, suffix_of
 from penstock.tasks.result_store import stored
@@ -65,7 +66,7 @@ class TaskDelivery(msgspec.Struct, gc=False, eq=False):
 
     def is_named_by(self, value: bytes) -> bool:
         """Return whether a value of the index of open tasks names this entry."""
-        return value.partition(b" ")[0] == self.entry_id.encode()
+        return place_in_index(value)[0] == self.entry_id
 
     async def hand_back(self, delay_ms: int = 0) -> None:
         """Give the task back without counting a run."""

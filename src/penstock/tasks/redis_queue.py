@@ -28,7 +28,7 @@ from penstock.serializers import DEFAULT_MAX_BYTES, DEFAULT_MAX_DEPTH, PayloadLi
 from penstock.settings import TaskQueueSettings
 from penstock.task import Result, Task, check_id
 from penstock.tasks.dead_tasks import DeadTasks
-from penstock.tasks.entries import TaskPublisher, when_due
+from penstock.tasks.entries import TaskPublisher, place_in_index, when_due
 from penstock.tasks.gauges import read_gauges
 from penstock.tasks.handlers import Limits
 from penstock.tasks.in_flight import TasksInFlight
@@ -266,7 +266,7 @@ class RedisTaskQueue:
         value = await self.client.call(self.keys.index, "HGET", self.keys.index, task_id)
         if value is None:
             return "gone"
-        entry_id, lane_name, *_ = value.decode(errors="replace").split(" ", 2)
+        entry_id, lane_name = place_in_index(value)
         lane = Lane.parse(lane_name)
         if lane is None or entry_id == "-":
             return "gone"

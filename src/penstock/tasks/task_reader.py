@@ -17,7 +17,7 @@ from penstock.runtime.aio import Lock, pause
 from penstock.serializers import PayloadLimits
 from penstock.task import Task
 from penstock.tasks.blocking_reads import BlockingReads
-from penstock.tasks.entries import Malformed, TaskEntries
+from penstock.tasks.entries import Malformed, TaskEntries, place_in_index
 from penstock.tasks.in_flight import TasksInFlight
 from penstock.tasks.lane_store import REFRESH_EVERY_S, LaneRegistry, LaneStore, TaskDelivery
 from penstock.tasks.lanes import Lane, TaskFilter, portions, reading_order, suffix_of
@@ -271,7 +271,7 @@ class TaskReader:
         settled = {
             entry_id
             for (entry_id, _), value in zip(named, known, strict=True)
-            if value is None or value.partition(b" ")[0] != entry_id
+            if value is None or place_in_index(value)[0] != entry_id.decode()
         }
         if settled:
             command: Command = ("XACK", store.stream, self._group, *settled)
@@ -421,16 +421,13 @@ class TaskReader:
             "STREAMS", *(store.stream for store in ordered), *(">" for _ in ordered),
         )  # fmt: skip
         streams = {store.stream.encode(): store for store in ordered}
-        try:
-            with self._in_flight.claiming() as found:
-                sent_s = time.monotonic()
-                rows = await self._reads.read(command, timeout_s) or ()
-                await self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
-                await self._move_unwanted(found, wanted)
-                return found
-        except GroupLost:
-            self._lanes.forget_groups()
-            return []
+        with self._lanes.skipping_lost(), self._in_flight.claiming() as found:
+            sent_s = time.monotonic()
+            rows = await self._reads.read(command, timeout_s) or ()
+            await self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
+            await self._move_unwanted(found, wanted)
+            return found
+        return []
 
     async def close(self) -> None:
         """Close the connections."""

@@ -678,7 +678,7 @@ def test_tasks_in_hand_are_listed_in_a_few_questions_a_lane(
     other.list_pending()  # it is connected from here on
     trips = count_round_trips(monkeypatch, other.client.connection(""))
     found = other.list_pending()
-    assert len(trips) == 4, "which lanes there are, what is pending in the only one, and two pages of it"
+    assert len(trips) == 5, "which lanes there are, what is pending in the only one, about that, and two pages of it"
     assert [hand.id for hand in found] == [task.id for task in tasks]
     assert [hand.id for hand in found if hand.due_in_ms is not None] == [tasks[3].id]
     assert 0 < (found[3].due_in_ms or 0) <= 60_000

@@ -18,7 +18,7 @@ from penstock.keys import check_name
 from penstock.redis.aio import Reply
 from penstock.spark.source.offsets import Position
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import read_many, stream_keys
+from penstock.sync.redis.reading import escaped, read_many, stream_keys
 
 logger = logging.getLogger("penstock.spark")
 _CONTINUING = "continuing without them (failOnDataLoss=false)"
@@ -67,7 +67,7 @@ class StreamSelection:
         if self.names:
             return list(self.names)
         prefix = f"{client.prefix}_" if client.prefix else ""
-        keys = stream_keys(client, _escaped(prefix) + (self.glob or "*"))
+        keys = stream_keys(client, escaped(prefix) + (self.glob or "*"))
         found = [key.removeprefix(prefix) for key in keys]
         return [name for name in found if self.regex is None or re.fullmatch(self.regex, name)]
 
@@ -78,10 +78,6 @@ def naming(names: Sequence[str]) -> dict[str, str]:
     if _GLOB.search(text) or any("," in name or name != name.strip() for name in names):
         return {"subscribePattern": "|".join(map(re.escape, names))}
     return {"streams": text}
-
-
-def _escaped(prefix: str) -> str:
-    return re.sub(r"([*?\[\]\\])", r"\\\1", prefix)
 
 
 @dataclass(frozen=True)

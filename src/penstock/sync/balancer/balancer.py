@@ -24,10 +24,10 @@ from penstock.sync.balancer.orphans import Listener, Sweep
 from penstock.sync.balancer.owned_stream import OwnedStream
 from penstock.sync.balancer.reader import Reader
 from penstock.sync.balancer.runner import Runner, StreamHandler
-from penstock.sync.delivery.callables import is_async
 from penstock.sync.delivery.decoding import Rejected
 from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S
 from penstock.sync.redis.client import StreamClient, check_client
+from penstock.type_checks import is_async
 
 _BEAT_POLL_S = 0.002
 

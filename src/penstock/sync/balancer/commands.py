@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock import envelope
@@ -33,6 +33,7 @@ from penstock.errors import (
 )
 from penstock.events import Emitter
 from penstock.keys import BalancerKeys
+from penstock.model import PendingEntry
 from penstock.policy import Reason
 from penstock.redis.blocking import Reply
 from penstock.redis.packing import Command
@@ -48,16 +49,6 @@ CHUNK = 500
 _REQUEST_TTL_MS = 60_000
 _SLACK = 2  # by how many streams a consumer may be ahead of the least loaded one
 _PATIENCE_MS = 500  # how long a new stream waits for a consumer that has fewer
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOutEntry:
-    """An entry that was handed out and is not finished."""
-
-    id: str
-    consumer: str
-    idle_ms: int
-    deliveries: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +121,8 @@ class BalancerCommands:
         """Return the registered consumers that are alive, and this one, which owns `owned` streams."""
         reply = self.client.call(self.keys.stream, "HGETALL", self.keys.peers)
         seconds, micros = self.client.call(self.keys.stream, "TIME")
-        now_ms, found = int(seconds) * 1000 + int(micros) // 1000, {}
-        for index in range(0, len(reply), 2):
-            numbers = [number for word in reply[index + 1].split() if (number := envelope.number(word)) is not None]
-            if len(numbers) == 3 and numbers[0] >= now_ms:  # until when it counts as alive, owned, capacity
-                found[envelope.text(reply[index])] = Peer(numbers[1], numbers[2])
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        found = {name: peer for name, until_ms, peer in peers_in(reply) if until_ms >= now_ms}
         return {**found, self.me: Peer(owned, self.config.capacity or 0)}
 
     # --- new streams --------------------------------------------------------------------------------
@@ -253,18 +241,21 @@ class BalancerCommands:
 
         Raises OwnershipLost, and changes nothing, if another consumer owns it or has finished it.
         """
-        is_cluster, unconfirmed = self.client.is_cluster, set[str]()
+        is_cluster = self.client.is_cluster
         if is_cluster and self._extend(info, may_take=False) < 0:
             raise self._lost(info)
         keys = [self.keys.stream, self.keys.owners, *([] if is_cluster else [info.lock])]
         args = [self.keys.group, self.me, info.id_in_lbs, info.data_stream_name]
-        answer = int(settle(self.client, "balancer/done", keys, args, (info.id_in_lbs,), unconfirmed))
-        if answer < 0 or (
-            answer == 0 and not unconfirmed
-        ):  # after a lost reply, 0 means that the first try was executed
+        if not self._settle("balancer/done", keys, args, info.id_in_lbs):
             raise self._lost(info)
         if is_cluster:
             self.client.run("balancer/unlock", [info.lock], [self.me, ""], Repeat.IDEMPOTENT)
+
+    def _settle(self, name: str, keys: Sequence[str], args: Sequence[bytes | str | int], entry_id: str) -> bool:
+        unconfirmed = set[str]()
+        answer = int(settle(self.client, name, keys, args, (entry_id,), unconfirmed))
+        # 0 = it is not pending: after a lost reply, the first try was executed.
+        return answer > 0 or (answer == 0 and bool(unconfirmed))
 
     def _lost(self, info: LBSInfo) -> OwnershipLost:
         return OwnershipLost(
@@ -303,10 +294,8 @@ class BalancerCommands:
         keys = [self.keys.stream, self.keys.dead_letters, self.keys.owners]
 
         def move(record: Record, _: Sequence[bytes]) -> bool:
-            unconfirmed = set[str]()
             args = [self.keys.group, self.me, entry.id, self.config.lease_ms, name, *record]
-            answer = int(settle(self.client, "balancer/dead_letter", keys, args, (entry.id,), unconfirmed))
-            return answer > 0 or (answer == 0 and bool(unconfirmed))
+            return self._settle("balancer/dead_letter", keys, args, entry.id)
 
         try:
             return self._dead_letter_writer.write(entry, self.me, move) is not None
@@ -317,17 +306,17 @@ class BalancerCommands:
 
     # --- looking ------------------------------------------------------------------------------------
 
-    def pending(self, start: str, count: int) -> list[HandedOutEntry]:
+    def pending(self, start: str, count: int) -> list[PendingEntry]:
         """Return a page of the entries that were handed out and are not finished."""
         stream = self.keys.stream
         reply = self.client.call(stream, "XPENDING", stream, self.keys.group, start, "+", count)
         return [_pending(row) for row in reply]
 
-    def pending_of(self, ids: Sequence[str]) -> list[HandedOutEntry | None]:
+    def pending_of(self, ids: Sequence[str]) -> list[PendingEntry | None]:
         """Return the pending state of each of these entries; None = it is not pending."""
         stream, group = self.keys.stream, self.keys.group
         replies = read_many(self.client, [(stream, ("XPENDING", stream, group, i, i, 1)) for i in ids])
-        found: list[HandedOutEntry | None] = []
+        found: list[PendingEntry | None] = []
         for reply in replies:
             if isinstance(reply, GroupLost):
                 raise reply
@@ -352,8 +341,16 @@ class BalancerCommands:
         self.client.call(stream, "XACK", stream, self.keys.group, entry_id, repeat=Repeat.IDEMPOTENT)
 
 
-def _pending(row: Reply) -> HandedOutEntry:
-    return HandedOutEntry(row[0].decode(), envelope.text(row[1]), int(row[2]), int(row[3]))
+def peers_in(reply: Reply) -> Iterator[tuple[str, int, Peer]]:
+    """Yield name, until when it counts as alive, and the numbers of each registered consumer."""
+    for name, told in zip(reply[::2], reply[1::2], strict=True):
+        numbers = [number for word in told.split() if (number := envelope.number(word)) is not None]
+        if len(numbers) == 3:  # else it was written by others
+            yield envelope.text(name), numbers[0], Peer(numbers[1], numbers[2])
+
+
+def _pending(row: Reply) -> PendingEntry:
+    return PendingEntry(row[0].decode(), envelope.text(row[1]), int(row[2]), int(row[3]))
 
 
 def _rows(reply: Reply) -> list[Row]:

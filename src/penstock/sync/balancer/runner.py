@@ -15,8 +15,8 @@ from penstock.serializers import Serializer
 from penstock.sync.balancer.commands import BalancerCommands
 from penstock.sync.balancer.notice_queue import NoticeQueue
 from penstock.sync.balancer.owned_stream import OwnedStream, StreamWatcher
-from penstock.sync.delivery.callables import is_async
 from penstock.sync.delivery.drain import graceful_end
+from penstock.type_checks import is_async
 
 if TYPE_CHECKING:
     from penstock.sync.balancer.balancer import StreamBalancer

@@ -3,19 +3,72 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from penstock import ids
-from penstock.envelope import text
+from penstock.envelope import number, text
 from penstock.errors import GroupLost
-from penstock.keys import check_dead_letters, check_name
+from penstock.events import Emit, EventName
+from penstock.keys import StreamKeys, check_dead_letters, check_name
 from penstock.model import ConsumerInfo, Health, Lag, PendingEntry, StreamStats
 from penstock.redis.blocking import Reply
+from penstock.redis.packing import Command
 from penstock.redis.retry import Repeat
-from penstock.sync.delivery.janitor import count_after, trim_finished
+from penstock.redis.translate import checked
+from penstock.sync.delivery.janitor import certain_lag, count_after, trim_finished
 from penstock.sync.redis.client import StreamClient, check_client
+from penstock.sync.redis.reading import ask
 
 _RESTORED = "restored"  # holds what was pending in a destroyed group until a consumer takes it over
+PendingRow = tuple[bytes, bytes, int, int]  # of XPENDING: id, consumer, idle time in ms, deliveries
+
+
+class PendingRecord(NamedTuple):
+    """A pending entry, and what is recorded about it."""
+
+    id: str
+    consumer: str
+    idle_ms: int
+    deliveries: int
+    attempts: int | None  # None = there is no record
+    due_at_ms: int | None  # None = it does not wait for its next run
+    due_in_ms: int | None
+
+    @property
+    def runs(self) -> int:
+        """How many runs have begun, as far as is known."""
+        return self.deliveries if self.attempts is None else self.attempts
+
+
+def described(client: StreamClient, keys: StreamKeys, group: str, rows: Sequence[PendingRow]) -> list[PendingRecord]:
+    """Describe pending entries."""
+    if not rows:
+        return []
+    names = [row[0] for row in rows]
+    commands: list[Command] = [("TIME",), ("ZMSCORE", keys.retries(group), *names)]
+    commands.append(("HMGET", keys.attempts(group), *names))
+    (seconds, micros), due, begun = checked(ask(client, [(keys.stream, command) for command in commands]))
+    now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[PendingRecord]()
+    for row, score, runs in zip(rows, due, begun, strict=True):
+        due_at_ms = None if score is None else int(float(score))
+        due_in_ms = None if due_at_ms is None else due_at_ms - now_ms
+        counts = (int(row[2]), int(row[3]), number(runs), due_at_ms, due_in_ms)
+        found.append(PendingRecord(row[0].decode(), text(row[1]), *counts))
+    return found
+
+
+def group_info(client: StreamClient, stream: str, group: str) -> dict[str, Any] | None:
+    """Return what the server knows about a group by name; None = there is none. Raises GroupLost without a stream."""
+    groups = map(_pairs, client.call(stream, "XINFO", "GROUPS", stream))
+    return next((info for info in groups if info["name"] == group.encode()), None)
+
+
+def consumers_in(reply: Reply) -> list[ConsumerInfo]:
+    """Read a reply of XINFO CONSUMERS."""
+    found = map(_pairs, reply)
+    return [ConsumerInfo(text(info["name"]), int(info["pending"]), int(info["idle"])) for info in found]
 
 
 class ConsumerGroup:
@@ -57,14 +110,22 @@ class ConsumerGroup:
         position: bytes = self._client.run("streams/restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
 
+    def recreate(self, consumer: str, logger: logging.Logger, emit: Emit) -> None:
+        """Create the group again, which a command has missed, and report it."""
+        position = self.restore(consumer)
+        if position is not None:  # else another consumer did
+            logger.error(
+                "group %s of stream %s no longer existed; recreated it at %s", self.group, self.stream, position
+            )
+            emit(EventName.GROUP_LOST, position=position)
+
     # --- numbers ------------------------------------------------------------------------------------
 
     def _info(self) -> dict[str, Any]:
-        for info in self._client.call(self._keys.stream, "XINFO", "GROUPS", self._keys.stream):
-            found = _pairs(info)
-            if found["name"] == self.group.encode():
-                return found
-        raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
+        found = group_info(self._client, self._keys.stream, self.group)
+        if found is None:
+            raise GroupLost(f"stream {self.stream!r} has no group {self.group!r}; create it with ensure()")
+        return found
 
     def lag(self) -> Lag:
         """Return how many entries the group has not received yet, and the age of the oldest.
@@ -81,24 +142,12 @@ class ConsumerGroup:
         return info["pending"] > 0 or bool((count_after(self._client, self._keys.stream, after, 1)).first)
 
     def _lag(self, info: dict[str, Any]) -> Lag:
-        after, known = info["last-delivered-id"].decode(), self._unread(info)
-        counted = count_after(self._client, self._keys.stream, after, None if known is None else 1)
-        age_s = max(0, counted.now_ms - ids.parse(counted.first)[0]) / 1000 if counted.first else 0.0
-        if known is not None:
-            return Lag(known if counted.first else 0, age_s)
-        if counted.is_all:
-            return Lag(counted.count, age_s)
-        most, reported = counted.most, info.get("lag")  # the server counts what was removed unread as well
-        return Lag(max(counted.count, most if reported is None else min(reported, most)), age_s, is_exact=False)
-
-    def _unread(self, info: dict[str, Any]) -> int | None:
-        # How many entries are unread, where that is certain without counting them.
-        length = int(self._client.call(self._keys.stream, "XLEN", self._keys.stream))
-        if info["last-delivered-id"].decode() == ids.ZERO:
-            return length
-        read, lag = info.get("entries-read"), info.get("lag")
-        # Their sum is all that was ever added: if the stream still has that many, the counters missed no removal.
-        return int(lag) if read is not None and lag is not None and read + lag == length else None
+        after, reported = info["last-delivered-id"].decode(), info.get("lag")
+        counted = count_after(self._client, self._keys.stream, after, 1)
+        known = counted.length if after == ids.ZERO else certain_lag(counted.length, info.get("entries-read"), reported)
+        if known is None:
+            counted.count(self._client)
+        return counted.lag(known, reported, counted.now_ms)
 
     def stats(self, dlq_stream: str | None = None) -> StreamStats:
         """Return statistics of the stream and the group."""
@@ -125,23 +174,14 @@ class ConsumerGroup:
     def consumers(self) -> list[ConsumerInfo]:
         """Return the consumers that the server knows."""
         stream = self._keys.stream
-        found = [_pairs(row) for row in self._client.call(stream, "XINFO", "CONSUMERS", stream, self.group)]
-        return [ConsumerInfo(text(row["name"]), int(row["pending"]), int(row["idle"])) for row in found]
+        return consumers_in(self._client.call(stream, "XINFO", "CONSUMERS", stream, self.group))
 
     def pending_details(self, count: int = 100) -> list[PendingEntry]:
         """Return the oldest pending messages; `retry_at_ms` is when a failed one is retried."""
         stream = self._keys.stream
         rows = self._client.call(stream, "XPENDING", stream, self.group, "-", "+", count)
-        if not rows:
-            return []
-        scores = self._client.call(stream, "ZMSCORE", self._keys.retries(self.group), *(row[0] for row in rows))
-        return [
-            PendingEntry(
-                row[0].decode(), text(row[1]), int(row[2]), int(row[3]),
-                retry_at_ms=None if score is None else int(float(score)),
-            )
-            for row, score in zip(rows, scores, strict=True)
-        ]  # fmt: skip
+        found = described(self._client, self._keys, self.group, rows)
+        return [PendingEntry(it.id, it.consumer, it.idle_ms, it.deliveries, it.due_at_ms) for it in found]
 
     def health_check(self, max_lag: int = 10_000, max_idle_ms: int = 60_000, dlq_stream: str | None = None) -> Health:
         """Return `healthy`, `issues` and `stats`.

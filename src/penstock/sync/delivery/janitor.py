@@ -15,6 +15,8 @@ from penstock.config import ConsumerConfig
 from penstock.errors import ConnectionLost, OutOfMemory
 from penstock.events import Emit, EventName
 from penstock.keys import StreamKeys
+from penstock.model import Lag
+from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import newest_id
@@ -81,57 +83,104 @@ class Janitor:
 class RangeCount:
     """The outcome of counting the entries of a range."""
 
-    count: int
-    first: str  # id of the first of them, or ''
-    length: int  # of the whole stream
-    now_ms: int
-    is_all: bool  # the range has ended; else there are more
-    most: int  # upper bound of the entries in the range
+    count: int = 0
+    first: str = ""  # id of the first of them
+    further: str = ""  # where to continue; '' = the range has ended
+    length: int = 0  # of the whole stream
+    now_ms: int = 0
+
+    @classmethod
+    def of(cls, reply: Reply) -> RangeCount:
+        """Return what one call of `streams/count_range` counted."""
+        count, first, further, length, now_ms = reply
+        return cls(int(count), first.decode(), further.decode(), int(length), int(now_ms))
 
 
-def _step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> tuple[RangeCount, str]:
-    # Returns what one call counted, and where to continue; '' = the range has ended.
-    reply = client.run("streams/count_range", [stream], [start, end, most], Repeat.READ)
-    count, first, further, length, now_ms = reply
-    most = int(length if further else count)
-    return RangeCount(int(count), first.decode(), int(length), int(now_ms), not further, most), further.decode()
+def _step(client: StreamClient, stream: str, start: str, end: str, most: int = _STEP) -> RangeCount:
+    return RangeCount.of(client.run("streams/count_range", [stream], [start, end, most], Repeat.READ))
 
 
-def count_range(
-    client: StreamClient, stream: str, start: str, end: str, most: int | None = None, steps: int | None = None
-) -> RangeCount:
-    """Count the entries of a range, up to `most` of them, in at most `steps` steps."""
-    total, first, taken = 0, "", 0
+def _count_range(client: StreamClient, stream: str, start: str, end: str, most: int) -> RangeCount:
+    # Counts up to `most` entries.
+    total = 0
     while True:
-        taken += 1
-        step, start = _step(client, stream, start, end, _STEP if most is None else min(_STEP, most - total))
-        total, first = total + step.count, first or step.first
-        if step.is_all or total == most or taken == steps:
-            return replace(step, count=total, first=first, most=total if step.is_all else step.length)
+        step = _step(client, stream, start, end, min(_STEP, most - total))
+        total, start = total + step.count, step.further
+        if not step.further or total == most:
+            return replace(step, count=total)
 
 
-def count_after(client: StreamClient, stream: str, last_delivered: str, most: int | None = None) -> RangeCount:
-    """Count the entries after an id, up to `most`, as long as that does not take the server too long.
+class Unread:
+    """The entries behind a position and those up to it, counted a step at a time until one of both has ended.
 
-    Without `most`, entries before and after the id are counted in turn: if finished entries are trimmed, there are
-    fewer before it.
+    If finished entries are trimmed, there are fewer up to it.
     """
-    if last_delivered == ids.LAST:
-        return count_range(client, stream, ids.LAST, ids.ZERO)  # no id is greater
-    start, before = ids.after(last_delivered), "-"
-    if most is not None:
-        return count_range(client, stream, start, "+", most, _MAX_STEPS)
-    total, first, counted, steps = 0, "", 0, 0
-    while True:
-        behind, start = _step(client, stream, start, "+")
-        total, first = total + behind.count, first or behind.first
-        steps += 2
-        if behind.is_all or steps > _MAX_STEPS:
-            return replace(behind, count=total, first=first, most=total if behind.is_all else behind.length - counted)
-        ahead, before = _step(client, stream, before, last_delivered)
-        counted += ahead.count
-        if ahead.is_all:
-            return replace(ahead, count=ahead.length - counted, first=first, most=ahead.length - counted)
+
+    def __init__(self, key: str, position: str) -> None:
+        self.key, self.position = key, position
+        self.after = "" if position == ids.LAST else ids.after(position)  # where to continue; '' = the end is reached
+        self.before = "-"
+        self.behind = self.ahead = self.length = self.now_ms = 0
+        self.first = ""  # unread entry
+
+    def count(self, client: StreamClient, most: int | None = None) -> None:
+        """Count on, as long as that does not take the server too long, or only the next `most` entries."""
+        steps = 0
+        while not self.is_exact and steps < _MAX_STEPS:
+            steps += 2
+            self.add_behind(_step(client, self.key, self.after, "+", most or _STEP))
+            if most is not None:
+                return
+            if self.after:
+                self.add_ahead(_step(client, self.key, self.before, self.position))
+
+    def add_behind(self, step: RangeCount) -> None:
+        """Add what was counted from `after` on."""
+        self.behind, self.after, self.length = self.behind + step.count, step.further, step.length
+        self.first, self.now_ms = self.first or step.first, step.now_ms
+
+    def add_ahead(self, step: RangeCount) -> None:
+        """Add what was counted from `before` up to the position."""
+        self.ahead, self.before, self.length = self.ahead + step.count, step.further, step.length
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all of them are counted."""
+        return not (self.after and self.before)
+
+    @property
+    def most(self) -> int:
+        """The unread entries, or more as long as not all were counted."""
+        return self.length - self.ahead if self.after else self.behind
+
+    def lag(self, known: int | None, reported: int | None, now_ms: int) -> Lag:
+        """Return the lag, if `known` is what is certain without counting, and `reported` the server's own number."""
+        age_s = age_of(self.first, now_ms)
+        if self.is_exact:
+            return Lag(self.most, age_s)
+        if known is not None:
+            return Lag(known, age_s)
+        # The server counts what was removed unread as well, so that its number is a bound, too.
+        most = self.most if reported is None else min(reported, self.most)
+        return Lag(max(self.behind, most), age_s, is_exact=False)
+
+
+def age_of(entry_id: str, now_ms: int) -> float:
+    """Return how many seconds ago an entry was added; 0 for no entry."""
+    return max(0, now_ms - ids.parse(entry_id)[0]) / 1000 if entry_id else 0.0
+
+
+def certain_lag(length: int, entries_read: int | None, lag: int | None) -> int | None:
+    """Return the server's own lag if it is certain."""
+    # What was read and what was not are all that was ever added: if all of it is there, the counters missed nothing.
+    return lag if entries_read is not None and lag is not None and entries_read + lag == length else None
+
+
+def count_after(client: StreamClient, stream: str, position: str, most: int | None = None) -> Unread:
+    """Count the entries after an id, as long as that does not take the server too long, or only up to `most`."""
+    unread = Unread(stream, position)
+    unread.count(client, most)
+    return unread
 
 
 def trim_finished(client: StreamClient, stream: str, keep: int) -> int:
@@ -163,9 +212,9 @@ def _excess(client: StreamClient, stream: str, keep: int) -> tuple[int, bool]:
         return _ALL, True
     if client.call(stream, "XLEN", stream) <= keep:
         return 0, True
-    needed = count_range(client, stream, "needed", "+", _SHORT)
-    if needed.is_all:
+    needed = _count_range(client, stream, "needed", "+", _SHORT)
+    if not needed.further:
         return needed.length - needed.count - keep, True
     # A long backlog: counting the finished entries, as far as needed, is faster.
-    finished = count_range(client, stream, "-", "needed", keep + _SHORT)
-    return finished.count - keep, finished.is_all
+    finished = _count_range(client, stream, "-", "needed", keep + _SHORT)
+    return finished.count - keep, not finished.further

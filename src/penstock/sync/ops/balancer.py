@@ -17,7 +17,7 @@ from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.serializers import DEFAULT_MAX_BYTES
 from penstock.shown import command_line
-from penstock.sync.balancer.commands import BalancerCommands
+from penstock.sync.balancer.commands import BalancerCommands, peers_in
 from penstock.sync.ops.catalogue import Catalogue, StreamSnapshot
 from penstock.sync.ops.entries import EntryRange, read_entries
 from penstock.sync.ops.lag import measure
@@ -181,15 +181,8 @@ def _is_service(snapshot: StreamSnapshot) -> bool:
 def _peers(reply: Reply, now_ms: int) -> tuple[BalancerPeer, ...]:
     if isinstance(reply, PenstockError):
         return ()
-    found = [_peer(reply[at], reply[at + 1], now_ms) for at in range(0, len(reply), 2)]
-    return tuple(sorted((peer for peer in found if peer is not None), key=lambda peer: peer.name))
-
-
-def _peer(name: bytes, reply: bytes, now_ms: int) -> BalancerPeer | None:
-    numbers = [number for word in reply.split() if (number := envelope.number(word)) is not None]
-    if len(numbers) != 3:
-        return None  # written by others
-    return BalancerPeer(envelope.text(name), numbers[1], numbers[2], numbers[0] - now_ms)
+    found = [BalancerPeer(name, it.owned, it.capacity, until_ms - now_ms) for name, until_ms, it in peers_in(reply)]
+    return tuple(sorted(found, key=lambda peer: peer.name))
 
 
 def _info_of(entry_id: str, fields: list[bytes]) -> LBSInfo | None:

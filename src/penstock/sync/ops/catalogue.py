@@ -19,7 +19,7 @@ from penstock.redis.blocking import Reply
 from penstock.shown import command_line
 from penstock.sync.ops.model import StreamKind
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import ask, run_many, stream_keys
+from penstock.sync.redis.reading import ask, escaped, run_many, stream_keys
 
 MAX_GROUPS = 64  # of one stream that are read
 STEP, MAX_PER_PAGE = 100, 2_000  # streams that are read together, and for one page, if few are of a kind
@@ -208,8 +208,3 @@ def _can_be_named(name: str) -> bool:
     except ConfigurationError:
         return False  # not from Penstock: no list could show it
     return "\N{REPLACEMENT CHARACTER}" not in name  # no UTF-8
-
-
-def escaped(text: str) -> str:
-    """Return a text as a glob pattern that matches nothing else."""
-    return re.sub(r"([\[\]*?\\^])", r"\\\1", text)

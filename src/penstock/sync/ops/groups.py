@@ -16,7 +16,7 @@ from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
 from penstock.runtime.threads import pause
 from penstock.shown import command_line
-from penstock.sync.delivery.group import ConsumerGroup
+from penstock.sync.delivery.group import ConsumerGroup, consumers_in
 from penstock.sync.ops.catalogue import MAX_GROUPS, Catalogue, StreamSnapshot, missing_stream
 from penstock.sync.ops.lag import VERDICT_STEPS, GroupPosition, added_since, rates
 from penstock.sync.ops.model import (
@@ -216,13 +216,11 @@ def group_lag(group: GroupInfo) -> GroupLag:
 
 def consumers_of(stream: str, group: str, rows: Reply, dead_after_ms: int | None = None) -> list[Consumer]:
     """Read a reply of XINFO CONSUMERS."""
-    found, longest_ms = [], usual_dead_after_ms(group) if dead_after_ms is None else dead_after_ms
-    for row in rows:
-        info = {row[i]: row[i + 1] for i in range(0, len(row), 2)}
-        pending, idle_ms = int(info[b"pending"]), int(info[b"idle"])
-        state = _state_of(pending, idle_ms, longest_ms)
-        found.append(Consumer(stream, group, envelope.text(info[b"name"]), pending, idle_ms, state))
-    return found
+    longest_ms = usual_dead_after_ms(group) if dead_after_ms is None else dead_after_ms
+    return [
+        Consumer(stream, group, it.name, it.pending, it.idle_ms, _state_of(it.pending, it.idle_ms, longest_ms))
+        for it in consumers_in(rows)
+    ]
 
 
 def _state_of(pending: int, idle_ms: int, dead_after_ms: int) -> ConsumerState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock import dead_letter_record, envelope
+from penstock import dead_letter_record
 from penstock.errors import ConfigurationError
 from penstock.ids import after
 from penstock.keys import check_name
@@ -13,16 +13,14 @@ from penstock.number_checks import check_number
 from penstock.policy import Reason
 from penstock.redis.blocking import Reply
 from penstock.redis.retry import Repeat
+from penstock.sync.delivery.group import PendingRow, described
 from penstock.sync.delivery.group_commands import MAX_IDS, GroupCommands
 from penstock.sync.ops.catalogue import Catalogue, checked_id
 from penstock.sync.ops.model import Page, Pending
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import Question, ask
 
 _STEP = 500  # entries of one command: a filter by the server would look at all of them at once
 _MAX_STEPS = 20
-
-PendingRow = tuple[bytes, bytes, int, int]  # id, consumer, idle time in ms, deliveries
 
 
 class PendingMessages:
@@ -44,12 +42,11 @@ class PendingMessages:
     ) -> Page[Pending]:
         """Return pending messages, oldest first; `is_waiting` selects those that wait for a retry, or do not."""
         check_number("limit", limit)
-        keys, start = self._catalogue.keys(stream), after(cursor) if cursor else "-"
-        found: list[Pending] = []
+        start, found = after(cursor) if cursor else "-", list[Pending]()
         for _ in range(_MAX_STEPS):
             rows = self._rows(stream, group, start, min(_STEP, limit), consumer)
             old_enough = [row for row in rows if int(row[2]) >= min_idle_ms]
-            for entry in self._described(stream, group, keys.retries(group), keys.attempts(group), old_enough):
+            for entry in self._described(stream, group, old_enough):
                 if is_waiting is None or is_waiting == (entry.due_in_ms is not None):
                     found.append(entry)
                     if len(found) == limit:
@@ -67,26 +64,11 @@ class PendingMessages:
             rows: list[PendingRow] = self._client.call(key, "XPENDING", key, group, start, "+", count, *of)
         return rows
 
-    def _described(
-        self, stream: str, group: str, retries: str, attempts: str, rows: Sequence[PendingRow]
-    ) -> list[Pending]:
-        if not rows:
-            return []
-        key, names = self._catalogue.keys(stream).stream, [row[0] for row in rows]
-        questions: list[Question] = [
-            (key, ("TIME",)),
-            (key, ("ZMSCORE", retries, *names)),
-            (key, ("HMGET", attempts, *names)),
-        ]
-        (seconds, micros), due, begun = ask(self._client, questions)
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
+    def _described(self, stream: str, group: str, rows: Sequence[PendingRow]) -> list[Pending]:
         return [
-            Pending(
-                stream, group, row[0].decode(), envelope.text(row[1]), int(row[2]), int(row[3]), envelope.number(runs),
-                None if score is None else int(float(score)) - now_ms,
-            )
-            for row, score, runs in zip(rows, due, begun, strict=True)
-        ]  # fmt: skip
+            Pending(stream, group, it.id, it.consumer, it.idle_ms, it.deliveries, it.attempts, it.due_in_ms)
+            for it in described(self._client, self._catalogue.keys(stream), group, rows)
+        ]
 
     # --- changes ------------------------------------------------------------------------------------
 
@@ -137,7 +119,7 @@ class PendingMessages:
                 rows = self._client.call(keys.stream, "XPENDING", keys.stream, group, entry_id, entry_id, 1)
             if not rows:
                 continue
-            [entry] = self._described(stream, group, keys.retries(group), keys.attempts(group), rows)
+            [entry] = self._described(stream, group, rows)
             found = self._client.call(keys.stream, "XRANGE", keys.stream, entry_id, entry_id)
             fields, reason = (found[0][1], Reason.OPERATOR) if found else ([], Reason.MISSING)
             record = dead_letter_record.record(

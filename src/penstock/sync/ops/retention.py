@@ -143,7 +143,7 @@ class Retention:
         if found.is_exact:
             return found.finished, True
         needed = count_after(self._client, self._catalogue.keys(found.stream).stream, ids.before(found.floor_id))
-        return max(0, needed.length - needed.most), needed.is_all
+        return max(0, needed.length - needed.most), needed.is_exact
 
     def _excess(self, found: RetentionInfo, policy: RetentionPolicy, finished: int) -> int:
         beyond = []

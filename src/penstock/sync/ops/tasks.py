@@ -13,12 +13,13 @@ from penstock.keys import TaskKeys
 from penstock.number_checks import check_number
 from penstock.ops.payloads import Row
 from penstock.redis.retry import Repeat
-from penstock.sync.ops.catalogue import Catalogue, checked_id, escaped, queue_name
+from penstock.sync.delivery.group import described, group_info
+from penstock.sync.ops.catalogue import Catalogue, checked_id, queue_name
 from penstock.sync.ops.entries import LONGEST_KIND, EntryRange, read_bodies, read_entries
 from penstock.sync.ops.model import Page, TaskInfo, TaskQueueInfo, TaskState
 from penstock.sync.redis.client import StreamClient
-from penstock.sync.redis.reading import ask, scan
-from penstock.sync.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, runs_before_move
+from penstock.sync.redis.reading import ask, escaped, scan
+from penstock.sync.tasks.entries import KIND, TASK_ID, Malformed, TaskEntries, place_in_index, runs_before_move
 from penstock.sync.tasks.gauges import read_gauges
 from penstock.sync.tasks.redis_queue import RedisTaskQueue
 from penstock.task import Result, Status, Task, check_id, decode_result
@@ -107,13 +108,11 @@ class TaskQueues:
         return [self._task(queue, lane, TaskState.QUEUED, row) for row in rows], further
 
     def _last_delivered(self, stream: str, group: str) -> str:
-        groups = self._client.call(stream, "XINFO", "GROUPS", stream) if self._exists(stream) else []
-        rows = [{row[i]: row[i + 1] for i in range(0, len(row), 2)} for row in groups]
-        found = [row[b"last-delivered-id"].decode() for row in rows if envelope.text(row[b"name"]) == group]
-        return found[0] if found else ids.ZERO
-
-    def _exists(self, key: str) -> bool:
-        return bool(self._client.call(key, "EXISTS", key))
+        try:
+            found = group_info(self._client, stream, group)
+        except GroupLost:  # there is no such stream
+            return ids.ZERO
+        return ids.ZERO if found is None else str(found["last-delivered-id"].decode())
 
     def _in_hand(
         self, queue: str, lane: str, state: TaskState, limit: int, cursor: str, max_value_bytes: int
@@ -124,29 +123,19 @@ class TaskQueues:
             rows = self._client.call(stream, "XPENDING", stream, queue, start, "+", limit)
         except GroupLost:
             return [], ""
-        if not rows:
-            return [], ""
-        names = [row[0] for row in rows]
-        due, begun = ask(
-            self._client,
-            [
-                (stream, ("ZMSCORE", streams.retries(queue), *names)),
-                (stream, ("HMGET", streams.attempts(queue), *names)),
-            ],
-        )
         wanted = {
-            row[0]: (row, score, envelope.number(runs))
-            for row, score, runs in zip(rows, due, begun, strict=True)
-            if (score is not None) == (state is TaskState.WAITING)
+            it.id: it
+            for it in described(self._client, streams, queue, rows)
+            if (it.due_at_ms is not None) == (state is TaskState.WAITING)
         }
-        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=[name.decode() for name in wanted])
+        chosen = EntryRange("-", "+", limit, max_value_bytes, ids=list(wanted))
         entries, further = read_entries(self._client, stream, chosen) if wanted else ([], "")
         found = []
         for entry in entries:
-            row, score, runs = wanted[entry[0]]
-            task, due_at_ms = self._task(queue, lane, state, entry), None if score is None else int(float(score))
-            attempts, consumer = int(row[3]) if runs is None else runs, envelope.text(row[1])
-            found.append(replace(task, attempts=attempts, consumer=consumer, idle_ms=int(row[2]), due_at_ms=due_at_ms))
+            it, task = wanted[entry[0].decode()], self._task(queue, lane, state, entry)
+            found.append(
+                replace(task, attempts=it.runs, consumer=it.consumer, idle_ms=it.idle_ms, due_at_ms=it.due_at_ms)
+            )
         return found, further or (rows[-1][0].decode() if len(rows) == limit else "")
 
     def _scheduled(self, queue: str, kind: str | None, limit: int, cursor: str, max_value_bytes: int) -> Page[TaskInfo]:
@@ -159,7 +148,7 @@ class TaskQueues:
         for name, score, place, (body, size) in zip(names, scores, places, bodies, strict=False):
             of_kind, _, packed = body.partition(b"\0")
             row = [name, b"data", packed, size - len(of_kind) - 1, *_whole(TASK_ID, name), *_whole(KIND, of_kind)]
-            task = self._task(queue, _lane_of(place), TaskState.SCHEDULED, row)
+            task = self._task(queue, place_in_index(place or b"")[1], TaskState.SCHEDULED, row)
             if kind in {None, task.kind}:
                 found.append(replace(task, due_at_ms=int(float(score))))
         is_more = len(names) == limit or len(bodies) < len(names)
@@ -209,7 +198,7 @@ class TaskQueues:
         )
         if known is None:
             return self._ended(queue, task_id)
-        entry_id, lane, *_ = envelope.text(known).split(" ", 2)
+        entry_id, lane = place_in_index(known)
         if entry_id == "-":
             [body] = ask(self._client, [(keys.bodies, ("HGET", keys.bodies, task_id))])
             packed = body.partition(b"\0")[2] if body else b""
@@ -348,8 +337,3 @@ def _results(queue: str, row: Row) -> list[TaskInfo]:
 
 def _whole(name: str, value: bytes) -> tuple[bytes, bytes, int]:
     return name.encode(), value, len(value)
-
-
-def _lane_of(known: bytes | None) -> str:
-    """Return the lane in a value of the index."""
-    return envelope.text(known).partition(" ")[2].partition(" ")[0] if known else ""

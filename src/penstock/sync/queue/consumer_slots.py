@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from penstock.config import unique_worker_name
@@ -20,10 +19,7 @@ from penstock.errors import ConnectionLost, PenstockError
 from penstock.keys import StreamKeys
 from penstock.queue.model import GROUP
 from penstock.redis.blocking import Reply
-from penstock.redis.packing import Command
 from penstock.redis.scripts import ScriptRunner, script
-from penstock.redis.settings import Host
-from penstock.redis.translate import Redirected
 from penstock.runtime.threads import Flag, connection_scope
 from penstock.sync.delivery.group_commands import GroupCommands, Redelivery, Row, parse_rows
 from penstock.sync.redis.blocking_read import BlockingRead
@@ -49,7 +45,6 @@ class ConsumerSlot:
         self._has_read = False  # the uncertain message was new, not taken from another consumer
         self._reading = BlockingRead(client, keys.stream)
         self._scope: object = None
-        self._ask_host: Host | None = None
         self._begun: tuple[str, int, int] | None = None  # sent to the server, which may not have answered
         self.ahead: Row | None = None  # a message that was taken ahead, and waits for a caller
         self.ahead_since = 0.0
@@ -91,14 +86,12 @@ class ConsumerSlot:
     def read(self, block_ms: int | None) -> Row | None:
         """Read the next new message, waiting for one; return None if none arrived in time."""
         if self._scope is not connection_scope() or not self._reading.is_open:
-            self._reading.open(self._ask_host)
+            self._reading.open()
             self._scope = connection_scope()
-        command = self.commands.read_command(1, block_ms)
-        commands: list[Command] = [("ASKING",), command] if self._ask_host else [command]
         timeout_s = self._client.settings.socket_timeout_s + (block_ms or 0) / 1000
         self._mark_uncertain(has_read=True)
         try:
-            reply = (self._reading.send(commands, timeout_s))[-1]
+            [reply] = self._reading.send([self.commands.read_command(1, block_ms)], timeout_s)
         except PenstockError as error:
             self.is_uncertain = isinstance(error, ConnectionLost)
             raise
@@ -143,9 +136,8 @@ class ConsumerSlot:
 
     def leave(self, error: PenstockError) -> None:
         """Find the server again after an error which means that another one may have the stream."""
-        self._client.leave(self._reading.connection, error)
-        self._ask_host = error.ask_host if isinstance(error, Redirected) else None
-        if self._ask_host is not None or not isinstance(error, ConnectionLost):
+        self._reading.leave(error)
+        if self._reading.ask_host is not None or not isinstance(error, ConnectionLost):
             self.close()
 
     def give_up(self) -> None:
@@ -250,13 +242,7 @@ class ConsumerSlots:
                 self.may_take_ahead = False
 
     def _return_abandoned(self) -> None:
-        settings = self._client.settings
-        settings = replace(
-            settings,
-            socket_timeout_s=min(settings.socket_timeout_s, _LONGEST_RETURN_S),
-            connect_timeout_s=min(settings.connect_timeout_s, _LONGEST_RETURN_S),
-        )
-        runner = ScriptRunner(settings, self._keys.stream)
+        runner = ScriptRunner(self._client.settings.within(_LONGEST_RETURN_S), self._keys.stream)
         try:
             while True:
                 with self._lock:

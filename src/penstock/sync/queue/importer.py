@@ -18,6 +18,7 @@ from penstock.queue.model import GROUP, TEXT_TYPE, ImportReport, shortened_key
 from penstock.redis.retry import Repeat
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.from_driver import client_of, is_cluster
+from penstock.sync.redis.reading import escaped
 
 _PAGE = 100  # messages per page, and per script call at most
 _CALL_BYTES = 1_000_000  # a script call sends every payload twice
@@ -185,8 +186,7 @@ class _Importer:
     def _markers(self) -> Iterator[list[str]]:
         # Pairs of an old and a new key. Keys that cannot be text were not written by redis-message-queue.
         prefix = self._old.deduplication("")
-        pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + "*"
-        cursor = b"0"
+        cursor, pattern = b"0", f"{escaped(prefix)}*"
         while True:
             cursor, found = self._client.call(prefix, "SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)
             names = [name.decode(errors="replace") for name in found]

@@ -12,6 +12,7 @@ from penstock.errors import PenstockError
 from penstock.redis.blocking import Connection, OnReply, Reply
 from penstock.redis.packing import Command
 from penstock.redis.settings import Host
+from penstock.redis.translate import Redirected
 from penstock.sync.redis.client import StreamClient
 
 _TRIES = 3
@@ -53,6 +54,7 @@ class BlockingRead:
     def __init__(self, client: StreamClient, key: str) -> None:
         self._client, self._key = client, key
         self.connection: Connection | None = None
+        self.ask_host: Host | None = None  # the node to ask instead, while the slot of the key is being moved
         self.is_under_way = False
         self.sent_s = 0.0  # when the last read was sent
         self._received = 0  # bytes, before that
@@ -68,8 +70,9 @@ class BlockingRead:
         """How many bytes have arrived since the last read was sent."""
         return self.connection.received - self._received if self.connection is not None else 0
 
-    def open(self, ask_host: Host | None = None, *along: Command) -> None:
+    def open(self, *along: Command) -> None:
         """Connect to the server of the key, or to the one that an ASK reply named; send `along` in the same write."""
+        ask_host, self.ask_host = self.ask_host, None
         connection = self._client.dedicated(self._key, ask_host)
         try:
             number = (connection.pipeline([("CLIENT", "ID"), *along]))[0]
@@ -77,7 +80,15 @@ class BlockingRead:
             connection.abort()
             raise
         connection.client_id = number if isinstance(number, int) else 0  # the ACL may forbid CLIENT ID
-        self.connection = connection
+        self.connection, self.ask_host = (
+            connection,
+            ask_host,
+        )  # only now: a node that cannot be reached is not asked again
+
+    def leave(self, error: PenstockError) -> None:
+        """Find the server again after an error which means that another one may have the key."""
+        self._client.leave(self.connection, error)
+        self.ask_host = error.ask_host if isinstance(error, Redirected) else None
 
     def call(self, command: Command, timeout_s: float) -> Reply:
         """Send a read, opening a connection if needed, and return its reply; raise an error reply."""
@@ -94,7 +105,11 @@ class BlockingRead:
         assert self.connection is not None, "open() comes first"
         self.is_under_way, self.sent_s, self._received = True, time.monotonic(), self.connection.received
         try:
-            return self.connection.pipeline(commands, timeout_s, on_reply)
+            if self.ask_host is None:
+                return self.connection.pipeline(commands, timeout_s, on_reply)
+            pairs = [part for command in commands for part in (("ASKING",), command)]  # it counts for one command only
+            notify = on_reply and (lambda place, reply: on_reply(place // 2, reply) if place % 2 else None)
+            return (self.connection.pipeline(pairs, timeout_s, notify))[1::2]
         except BaseException:
             self.abort()  # cancelled, timed out or broken
             raise

@@ -124,6 +124,11 @@ def number_or(reply: Reply, default: int = 0) -> int:
     return default if isinstance(reply, PenstockError) or reply is None else int(reply)
 
 
+def escaped(text: str) -> str:
+    """Return a text as a glob pattern that matches nothing else."""
+    return re.sub(r"([\[\]*?\\^])", r"\\\1", text)
+
+
 def stream_keys(client: StreamClient, pattern: str) -> list[str]:
     """Return the keys of all streams that a glob pattern matches, sorted."""
     found: set[str] = set()

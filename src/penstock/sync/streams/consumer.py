@@ -276,15 +276,7 @@ class StreamConsumer:
     def _restore_group(self) -> bool:
         # Returns False if the server refuses that for now.
         try:
-            position = self._group.restore(self.worker_name)
-            if position is not None:
-                logger.error(
-                    "group %s of stream %s no longer existed; recreated it at %s",
-                    self.config.group,
-                    self.stream,
-                    position,
-                )
-                self._emit(EventName.GROUP_LOST, position=position)
+            self._group.recreate(self.worker_name, logger, self._emit)
         except TransientError as error:
             self._outage.failed(error)
             return False

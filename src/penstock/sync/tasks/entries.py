@@ -48,6 +48,12 @@ def runs_before_move(fields: Mapping[str, bytes]) -> int | None:
     return None if before is None else min(before, _MAX_RUNS)
 
 
+def place_in_index(value: bytes) -> tuple[str, str]:
+    """Return the entry (`-` = it is scheduled) and the lane that a value of the index of open tasks names."""
+    entry_id, _, rest = envelope.text(value).partition(" ")
+    return entry_id, rest.partition(" ")[0]
+
+
 class TaskEntries:
     """What the entries of one queue hold: the task in `data`, its id and kind in separate fields, for other readers.
 

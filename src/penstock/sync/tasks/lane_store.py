@@ -19,6 +19,7 @@ from penstock.redis.scripts import steps
 from penstock.sync.delivery.group import ConsumerGroup
 from penstock.sync.delivery.group_commands import GroupCommands, Parking, id_bounds, settle
 from penstock.sync.redis.client import StreamClient
+from penstock.sync.tasks.entries import place_in_index
 from penstock.sync.tasks.result_store import stored
 from penstock.task import Result, Task, encode
 from penstock.tasks.handlers import Limits
@@ -66,7 +67,7 @@ class TaskDelivery(msgspec.Struct, gc=False, eq=False):
 
     def is_named_by(self, value: bytes) -> bool:
         """Return whether a value of the index of open tasks names this entry."""
-        return value.partition(b" ")[0] == self.entry_id.encode()
+        return place_in_index(value)[0] == self.entry_id
 
     def hand_back(self, delay_ms: int = 0) -> None:
         """Give the task back without counting a run."""

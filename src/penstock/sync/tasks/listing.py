@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from penstock import envelope
 from penstock.errors import GroupLost
-from penstock.redis.packing import Command
 from penstock.redis.translate import checked
 from penstock.serializers import PayloadLimits
-from penstock.sync.redis.reading import PAGES, pages, read_many, size_of
-from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries
+from penstock.sync.delivery.group import PendingRecord, described
+from penstock.sync.redis.reading import PAGES, Question, pages, read_many, size_of
+from penstock.sync.tasks.entries import TASK_ID, Malformed, TaskEntries, place_in_index
 from penstock.sync.tasks.lane_store import LaneRegistry, LaneStore
 from penstock.task import Task
 from penstock.tasks.lanes import reading_order
@@ -50,7 +49,7 @@ class TaskListing:
             names = [task.id for task in tasks.values()]
             known = self._client.call(self._keys.index, "HMGET", self._keys.index, *names) if names else []
             for (entry_id, task), value in zip(tasks.items(), known, strict=True):
-                if value is not None and envelope.text(value).split(" ", 1)[0] == entry_id:
+                if value is not None and place_in_index(value)[0] == entry_id:
                     yield task
 
     def _scheduled(self) -> Iterator[Task]:
@@ -78,29 +77,23 @@ class TaskListing:
                     rows = self._client.call(store.stream, *command)
                 except GroupLost:
                     continue  # nothing is pending; the next worker creates the group
+                pending = described(self._client, store.streams, store.commands.group, rows)
                 start, page = 0, PAGES.first
-                while start < len(rows):
-                    some, size = self._describe(store, rows[start : start + page])
+                while start < len(pending):
+                    some, size = self._describe(store, pending[start : start + page])
                     found += some
                     start, page = start + page, PAGES.after(page, size)
         return found
 
-    def _describe(
-        self, store: LaneStore, pending: Sequence[tuple[bytes, bytes, int, int]]
-    ) -> tuple[list[PendingTask], int]:
+    def _describe(self, store: LaneStore, pending: Sequence[PendingRecord]) -> tuple[list[PendingTask], int]:
         # Also returns how many bytes were read.
-        names, stream = [row[0] for row in pending], store.stream
-        commands: list[Command] = [("TIME",), ("HMGET", store.attempts, *names), ("ZMSCORE", store.retries, *names)]
-        commands += [("XRANGE", stream, name, name) for name in names]
-        replies = read_many(self._client, [(stream, command) for command in commands])
-        (seconds, micros), begun, due, *entries = checked(replies)
-        now_ms, found = int(seconds) * 1000 + int(micros) // 1000, list[PendingTask]()
-        for row, runs, due_ms, entry in zip(pending, begun, due, entries, strict=True):
-            count = number if (number := envelope.number(runs)) is not None else int(row[3])
-            task = self._read(entry[0][1], count) if entry else None
+        questions: list[Question] = [(store.stream, ("XRANGE", store.stream, it.id, it.id)) for it in pending]
+        found, entries = list[PendingTask](), checked(read_many(self._client, questions))
+        for it, entry in zip(pending, entries, strict=True):
+            task = self._read(entry[0][1], it.runs) if entry else None
             if task is not None:
-                waits_ms = None if due_ms is None else max(0, int(float(due_ms)) - now_ms)
-                found.append(PendingTask(task, envelope.text(row[1]), int(row[2]), waits_ms))
+                waits_ms = None if it.due_in_ms is None else max(0, it.due_in_ms)
+                found.append(PendingTask(task, it.consumer, it.idle_ms, waits_ms))
         return found, sum(map(size_of, entries))
 
     def _read(self, fields: list[bytes], runs: int = 0) -> Task | None:

@@ -28,7 +28,7 @@ from penstock.sync.delivery.janitor import is_elected
 from penstock.sync.redis.blocking_read import late_after_s
 from penstock.sync.redis.client import StreamClient, check_client
 from penstock.sync.tasks.dead_tasks import DeadTasks
-from penstock.sync.tasks.entries import TaskPublisher, when_due
+from penstock.sync.tasks.entries import TaskPublisher, place_in_index, when_due
 from penstock.sync.tasks.gauges import read_gauges
 from penstock.sync.tasks.in_flight import TasksInFlight
 from penstock.sync.tasks.lane_store import Admission, LaneRegistry, LaneStore, Release, TaskDelivery
@@ -267,7 +267,7 @@ class RedisTaskQueue:
         value = self.client.call(self.keys.index, "HGET", self.keys.index, task_id)
         if value is None:
             return "gone"
-        entry_id, lane_name, *_ = value.decode(errors="replace").split(" ", 2)
+        entry_id, lane_name = place_in_index(value)
         lane = Lane.parse(lane_name)
         if lane is None or entry_id == "-":
             return "gone"

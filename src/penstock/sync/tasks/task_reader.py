@@ -17,7 +17,7 @@ from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.group_commands import MAX_IDS, Parking, Redelivery
 from penstock.sync.redis.blocking_read import is_late, longest_wait_s
 from penstock.sync.tasks.blocking_reads import BlockingReads
-from penstock.sync.tasks.entries import Malformed, TaskEntries
+from penstock.sync.tasks.entries import Malformed, TaskEntries, place_in_index
 from penstock.sync.tasks.in_flight import TasksInFlight
 from penstock.sync.tasks.lane_store import REFRESH_EVERY_S, LaneRegistry, LaneStore, TaskDelivery
 from penstock.sync.tasks.undeliverable import UndeliverableEntries
@@ -270,7 +270,7 @@ class TaskReader:
         settled = {
             entry_id
             for (entry_id, _), value in zip(named, known, strict=True)
-            if value is None or value.partition(b" ")[0] != entry_id
+            if value is None or place_in_index(value)[0] != entry_id.decode()
         }
         if settled:
             command: Command = ("XACK", store.stream, self._group, *settled)
@@ -420,16 +420,13 @@ class TaskReader:
             "STREAMS", *(store.stream for store in ordered), *(">" for _ in ordered),
         )  # fmt: skip
         streams = {store.stream.encode(): store for store in ordered}
-        try:
-            with self._in_flight.claiming() as found:
-                sent_s = time.monotonic()
-                rows = self._reads.read(command, timeout_s) or ()
-                self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
-                self._move_unwanted(found, wanted)
-                return found
-        except GroupLost:
-            self._lanes.forget_groups()
-            return []
+        with self._lanes.skipping_lost(), self._in_flight.claiming() as found:
+            sent_s = time.monotonic()
+            rows = self._reads.read(command, timeout_s) or ()
+            self._accept_fresh([(streams[stream], entries) for stream, entries in rows], found, sent_s)
+            self._move_unwanted(found, wanted)
+            return found
+        return []
 
     def close(self) -> None:
         """Close the connections."""
