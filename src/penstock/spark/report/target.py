@@ -16,6 +16,7 @@ from penstock.keys import StreamKeys, TaskKeys, check_name
 from penstock.ops.model import GroupInfo
 from penstock.spark.archive.state import FileEntry, State
 from penstock.spark.archive.table import load_state
+from penstock.spark.payload.opening import without_keys
 from penstock.spark.report.figures import ArchiveCoverage, Day, Window
 from penstock.spark.runtime.link import Link, retry
 from penstock.spark.runtime.option_values import Options
@@ -57,13 +58,18 @@ class Target:
         """Where results are: a task queue has its own, unless others are named."""
         if self.results is not None or self.queue is None or TaskKeys(self.queue).results not in self.states():
             return self.results
-        return {**self.options, "backend": "redis", "queue": self.queue, "failOnDataLoss": "false"}
+        return {**self.reading, "backend": "redis", "queue": self.queue, "failOnDataLoss": "false"}
+
+    @property
+    def reading(self) -> Mapping[str, str]:
+        """The options of the source, for reading payloads as they are."""
+        return without_keys(self.options)
 
     def names(self) -> list[str]:
         """Return the streams: those of all lanes of a task queue."""
         if self.queue is None:
             return [self.stream]
-        client = self._link().client()
+        client = self.link.client()
         keys = TaskKeys(self.queue, client.prefix)
         used = retry(lambda: client.call(keys.lanes, "SMEMBERS", keys.lanes), _RETRY_S)
         lanes = [lane for name in used if (lane := Lane.parse(name.decode(errors="replace"))) is not None]
@@ -78,10 +84,10 @@ class Target:
         wanted = [*self.names(), self.dead_stream]
         if self.queue is not None:
             wanted.append(TaskKeys(self.queue).results)
-        states = retry(lambda: look(self._link().client(), wanted), _RETRY_S)
+        states = retry(lambda: look(self.link.client(), wanted), _RETRY_S)
         found = {name: state for name, state in states.items() if state is not None}
         if not found and not is_archived:
-            where = self._link().client().settings.where
+            where = self.link.client().settings.where
             kept = "" if self.archive is None else f" or in the archive {self.archive}"
             raise StreamMissing(
                 f"stream {self.stream!r} does not exist in Redis at {where}{kept}: check the name and the database"
@@ -90,7 +96,7 @@ class Target:
 
     def groups(self) -> tuple[GroupInfo, ...]:
         """Return the consumer groups as they are now, those of streams that exist."""
-        inspector = Inspector(self._link().client())
+        inspector = Inspector(self.link.client())
         found: list[GroupInfo] = []
         for name in self.names():
             try:
@@ -101,7 +107,7 @@ class Target:
 
     def times(self, stream: str, window: Window) -> list[int]:
         """Return the times of the first and the last entry of a stream in the window; none if it has no entry there."""
-        client = self._link().client()
+        client = self.link.client()
         key = client.keys(stream).stream
         low, high = str(window.low), str(window.high - 1)
         rows = [
@@ -114,7 +120,9 @@ class Target:
         """Return all streams of the archive; raise ConfigurationError if one was named and there is none."""
         return set() if self.archive is None else archived_streams(self.archive)
 
-    def _link(self) -> Link:
+    @property
+    def link(self) -> Link:
+        """The way to Redis."""
         return Link.from_options(Options(self.options))
 
 

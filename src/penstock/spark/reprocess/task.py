@@ -20,7 +20,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.dead_letter_record import traceback_of
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, HandlerTimeout, summary_of
+from penstock.errors import (
+    ConfigurationError,
+    DecodeError,
+    EncodeError,
+    HandlerTimeout,
+    NotAuthentic,
+    summary_of,
+)
 from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.number_checks import check_number
@@ -97,6 +104,7 @@ class _Row:
     key: str | None
     headers: Mapping[str, str]
     message_id: str | None
+    refused: str | None = None  # why its payload is not authentic
 
 
 @dataclass(frozen=True)
@@ -206,6 +214,8 @@ class _Chunk:
             self._task.stuck.note(result.task_id)
 
     def _message(self, row: _Row) -> StreamMessage:
+        if row.refused is not None:
+            raise NotAuthentic(row.refused)
         if row.data is None:
             raise DecodeError("the message has no payload")
         return StreamMessage(
@@ -225,6 +235,7 @@ def _row(columns: Mapping[str, Any], name: str | None) -> _Row:
         key=columns["key"],
         headers=dict(columns["headers"] or ()),
         message_id=columns["message_id"],
+        refused=columns["refused"],
     )
 
 
