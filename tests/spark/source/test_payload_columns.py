@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError
-from penstock.spark.source import columns as known
-from penstock.spark.source.columns import payload_columns, payload_ddl
+from penstock.spark.format import columns as known
+from penstock.spark.format.columns import payload_columns, payload_ddl
 from penstock.spark.source.options import SourceOptions
 
 _JSON_SCHEMA = {"type": "object", "properties": {"total": {"type": "number"}, "note": {"type": "string"}}}

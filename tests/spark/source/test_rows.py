@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.protection import Protection
+from penstock.spark.format import columns as known
 from penstock.spark.payload.decoding import PayloadFormat
 from penstock.spark.runtime.link import Link
-from penstock.spark.source import columns as known
 from penstock.spark.source.rows import Entry, RowBuilder
 
 _TEXT, _BYTES = pa.string(), pa.binary()

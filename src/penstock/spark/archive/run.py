@@ -30,7 +30,7 @@ from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.catalogue import look, require
 from penstock.spark.source.offsets import IdRange, Offsets, Position, newest_number
 from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.redis_log import log_of
+from penstock.spark.source.redis_log import RedisLog
 from penstock.times import seconds_of
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> li
     Java, where half of the time would go. Nor need a batch that is run again have the same tasks: so a long one is cut
     for as many cores as there are now.
     """
-    log, cores = log_of(options), context.defaultParallelism
+    log, cores = RedisLog(options), context.defaultParallelism
     shares = retry(lambda: log.partitions(task.pieces, cores), options.retry_timeout.total_seconds())
     found = context.parallelize(shares, max(1, len(shares))).flatMap(Copying(task, options)).collect()
     return list(found)

@@ -16,6 +16,7 @@ from penstock.keys import StreamKeys, check_name
 from penstock.plugins import suggestion
 from penstock.settings.binding import Checked, Document
 from penstock.settings.masking import masked_text, secrets_of, without_secrets
+from penstock.spark.format.columns import ENTRY
 from penstock.spark.pipeline.files import normalised
 from penstock.spark.pipeline.sink_options import Delta, Parquet, Sink
 from penstock.spark.pipeline.steps import (
@@ -29,7 +30,6 @@ from penstock.spark.pipeline.steps import (
     number_of,
     trunk_of,
 )
-from penstock.spark.source.columns import ENTRY
 from penstock.spark.source.options import SourceOptions
 from penstock.times import milliseconds_of
 

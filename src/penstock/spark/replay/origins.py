@@ -22,11 +22,11 @@ from penstock.spark.archive.file_reader import FileChecks, missing, read_rows
 from penstock.spark.archive.read import chosen, cold_frame, files_between
 from penstock.spark.archive.state import SCHEMA, FileEntry, between
 from penstock.spark.archive.table import ArchiveTable
+from penstock.spark.format import columns
 from penstock.spark.lake.files import Location
 from penstock.spark.payload.opening import REFUSED, Opening, opened_rows
 from penstock.spark.runtime.errors import filtered, one_line_errors
 from penstock.spark.runtime.link import Link, retry
-from penstock.spark.source import columns
 from penstock.spark.source.catalogue import look
 from penstock.spark.source.offsets import IdRange
 from penstock.spark.source.redis_log import Scanner

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError
+from penstock.spark.format.log import log_of
 from penstock.spark.payload.ddl import parse_ddl, to_ddl, type_ddl
 from penstock.spark.payload.decoding import PayloadFormat
 from penstock.spark.runtime.link import retry
 from penstock.spark.source.catalogue import beginning
 from penstock.spark.source.offsets import IdRange
 from penstock.spark.source.options import PayloadOptions, SourceOptions
-from penstock.spark.source.redis_log import log_of
 
 _TEXT, _BYTES, _WHOLE, _SHORT = pa.string(), pa.binary(), pa.int64(), pa.int32()
 _PAIRS = pa.list_(pa.struct([pa.field("key", _TEXT), pa.field("value", _BYTES)]))
