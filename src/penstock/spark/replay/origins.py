@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock import ids
-from penstock.errors import ConfigurationError, StreamMissing
+from penstock.errors import ConfigurationError
 from penstock.keys import StreamKeys
 from penstock.protection import is_protected
 from penstock.spark.archive.file_reader import FileChecks, missing, read_rows
@@ -26,8 +26,8 @@ from penstock.spark.format import columns
 from penstock.spark.lake.files import Location
 from penstock.spark.payload.opening import REFUSED, Opening, opened_rows
 from penstock.spark.runtime.errors import filtered, one_line_errors
-from penstock.spark.runtime.link import Link, retry
-from penstock.spark.source.catalogue import look
+from penstock.spark.runtime.link import Link
+from penstock.spark.source.catalogue import newest_dead_letter
 from penstock.spark.source.offsets import IdRange
 from penstock.spark.source.redis_log import Scanner
 from penstock.spark.source.rows import LAST_MS, RowBuilder
@@ -35,7 +35,6 @@ from penstock.spark.source.rows import LAST_MS, RowBuilder
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_RETRY_S = 60.0
 _CHUNK_ROWS = 50_000  # rows that a filter sees at a time, and that are in memory
 _LINES_AT_ONCE = 10_000
 _ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
@@ -116,17 +115,15 @@ class DeadLetterOrigin:
         self._link, self._opening = link, Opening(link, stream)
         self._stream = StreamKeys(stream).default_dead_letters()
         self.name = f"dead letters of stream {stream!r}, {span}"
-        state = retry(lambda: look(link.client(), [self._stream]), _RETRY_S)[self._stream]
-        if state is None:
-            raise StreamMissing(f"stream {stream!r} has no dead letters: stream {self._stream!r} does not exist")
+        last_id = newest_dead_letter(link.client(), stream)
         low = ids.ZERO if span.low is None else ids.before(f"{span.low}-0")
-        high = state.last_id if span.high is None else ids.before(f"{span.high}-0")
-        self._range = IdRange(self._stream, low, min(high, state.last_id, key=ids.parse))
+        high = last_id if span.high is None else ids.before(f"{span.high}-0")
+        self._range = IdRange(self._stream, low, min(high, last_id, key=ids.parse))
 
     def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
         """Return the dead letters in the order of their ids."""
         build = RowBuilder(self.schema).build
-        scanner = Scanner(self._link.client(), retry_timeout_s=_RETRY_S, fail_on_data_loss=False)
+        scanner = Scanner(self._link.client(), fail_on_data_loss=False)
         pages = [] if self._range.is_empty else scanner.pages([self._range])
         yield from _filtered((self._opening.opened(build([page])) for page in pages), where)
 

@@ -26,7 +26,6 @@ from penstock.tasks.lanes import Lane
 from penstock.units import moment
 
 _TASKS = ".tasks"
-_RETRY_S = 60.0
 _MOST_DAYS = 120
 
 
@@ -71,7 +70,7 @@ class Target:
             return [self.stream]
         client = self.link.client()
         keys = TaskKeys(self.queue, client.prefix)
-        used = retry(lambda: client.call(keys.lanes, "SMEMBERS", keys.lanes), _RETRY_S)
+        used = retry(lambda: client.call(keys.lanes, "SMEMBERS", keys.lanes))
         lanes = [lane for name in used if (lane := Lane.parse(name.decode(errors="replace"))) is not None]
         return sorted({self.stream, *(keys.stream_name(lane.suffix) for lane in lanes)})
 
@@ -84,7 +83,7 @@ class Target:
         wanted = [*self.names(), self.dead_stream]
         if self.queue is not None:
             wanted.append(TaskKeys(self.queue).results)
-        states = retry(lambda: look(self.link.client(), wanted), _RETRY_S)
+        states = retry(lambda: look(self.link.client(), wanted))
         found = {name: state for name, state in states.items() if state is not None}
         if not found and not is_archived:
             where = self.link.client().settings.where
@@ -100,7 +99,7 @@ class Target:
         found: list[GroupInfo] = []
         for name in self.names():
             try:
-                found += retry(lambda name=name: inspector.groups.of(name), _RETRY_S)  # type: ignore[misc]
+                found += retry(lambda name=name: inspector.groups.of(name))  # type: ignore[misc]
             except NotFound:
                 continue
         return tuple(found)
@@ -111,24 +110,19 @@ class Target:
         key = client.keys(stream).stream
         low, high = str(window.low), str(window.high - 1)
         rows = [
-            *retry(lambda: client.call(key, "XRANGE", key, low, high, "COUNT", 1), _RETRY_S),
-            *retry(lambda: client.call(key, "XREVRANGE", key, high, low, "COUNT", 1), _RETRY_S),
+            *retry(lambda: client.call(key, "XRANGE", key, low, high, "COUNT", 1)),
+            *retry(lambda: client.call(key, "XREVRANGE", key, high, low, "COUNT", 1)),
         ]
         return [ids.parse(row[0].decode())[0] for row in rows]
 
     def archived(self) -> set[str]:
         """Return all streams of the archive; raise ConfigurationError if one was named and there is none."""
-        return set() if self.archive is None else archived_streams(self.archive)
+        return set() if self.archive is None else set(load_state(self.archive).ranges)
 
     @property
     def link(self) -> Link:
         """The way to Redis."""
         return Link.from_options(Options(self.options))
-
-
-def archived_streams(root: str | Path) -> set[str]:
-    """Return the streams of an archive; raise ConfigurationError if there is none."""
-    return set(load_state(root).ranges)
 
 
 def archive_coverage(root: str | Path, streams: Sequence[str], states: Mapping[str, StreamState]) -> ArchiveCoverage:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
-from penstock.errors import BackendRefused, ConfigurationError, StreamMissing
+from penstock.errors import BackendRefused, ConfigurationError
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
 from penstock.runtime.threads import pause
@@ -29,10 +29,10 @@ from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, marked,
 from penstock.spark.reprocess.task import OUTCOME_DDL, PURGED_DDL, PurgeTask, ReprocessTask, Work
 from penstock.spark.runtime.code_shipping import send_modules
 from penstock.spark.runtime.errors import filtered, normalised_sql, one_line_errors
-from penstock.spark.runtime.link import Link, retry
+from penstock.spark.runtime.link import Link
 from penstock.spark.runtime.master import enough_tasks, is_connect, is_local, require_running
 from penstock.spark.runtime.option_values import Options
-from penstock.spark.source.catalogue import look
+from penstock.spark.source.catalogue import newest_dead_letter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 COLUMNS = ("stream", "id", "data", "key", "headers", "message_id", "kind", "letter", REFUSED)
 _KIND = "coalesce(cast(fields['kind'] as string), headers['kind']) as kind"
 _ROWS_A_TASK = 10_000
-_RETRY_S = 60.0
 _MOST_FAILURES = 50
 _PROBE = "penstock-probe"
 # How long Spark lets a cancelled task finish before it kills the Python worker, and the time that this itself takes.
@@ -135,10 +134,7 @@ class SelectedDeadLetters:
     @cached_property
     def last_id(self) -> str:
         """The id of the newest dead letter when this was first asked for: what comes later is not meant."""
-        state = retry(lambda: look(self.link.client(), [self.key]), _RETRY_S)[self.key]
-        if state is None:
-            raise StreamMissing(f"stream {self.stream!r} has no dead letters: stream {self.key!r} does not exist")
-        return state.last_id
+        return newest_dead_letter(self.link.client(), self.stream)
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the dead letters as the messages that they were."""

@@ -139,7 +139,7 @@ class Retries:
 
 def retry(
     step: Callable[[], T],
-    timeout_s: float,
+    timeout_s: float = 60.0,
     what: str = "reading streams",
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> T:
