@@ -26,12 +26,12 @@ from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.errors import StopAsked
 from penstock.spark.runtime.link import retry
 from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.option_values import duration_s
 from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.catalogue import look, require
 from penstock.spark.source.offsets import IdRange, Offsets, Position, newest_number
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.redis_log import RedisLog
-from penstock.times import seconds_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -153,10 +153,7 @@ class ArchiveRun:
         return given
 
     def _trigger_s(self) -> float:
-        found = seconds_of(self.trigger)
-        if found is None:
-            raise ConfigurationError(f"--every {self.trigger!r} must be a duration such as 30s or 10 seconds")
-        return found
+        return duration_s("--every", self.trigger)
 
     def small_files(self, table: ArchiveTable, state: State) -> SmallFiles:
         """Return what merges small files between two batches; another process may do so too."""

@@ -27,7 +27,6 @@ from penstock.spark.pipeline.steps import (
     Handler,
     Rule,
     Sql,
-    duration_s,
     imported,
     kind_of,
     needed_for,
@@ -36,6 +35,7 @@ from penstock.spark.pipeline.steps import (
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.option_values import duration_s
 from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.options import MAX_ROWS
 from penstock.spark.source.rows import NOT_AUTHENTIC

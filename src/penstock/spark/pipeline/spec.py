@@ -26,11 +26,11 @@ from penstock.spark.pipeline.steps import (
     Rule,
     Step,
     Text,
-    duration_s,
     needed_for,
     number_of,
     trunk_of,
 )
+from penstock.spark.runtime.option_values import duration_s
 from penstock.spark.source.options import SourceOptions
 from penstock.times import milliseconds_of
 
