@@ -95,6 +95,19 @@ def test_protected_payloads_are_opened_and_others_are_malformed(tmp_path: Path, 
     assert [(row["why"] or "").partition(":")[0] for row in rows] == ["", "not_authentic", "not_authentic", ""]
 
 
+def test_a_raw_payload_that_is_not_authentic_is_malformed_and_an_entry_without_one_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'mode = "sign"\n[keys]\na = "{b64encode(b"k" * 32).decode()}"\n')
+    signed = Protection.from_file(file).protect(b"\xff", "orders", "m-1")
+    page = [_entry("1-0", data=signed, message_id=b"m-1"), _entry("2-0", data=b"forged"), _entry("3-0", other=b"x")]
+    schema = pa.schema([("data", _BYTES), ("why", _TEXT)])
+    payload = PayloadFormat("raw", pa.schema([]), reason_column="why")
+    builder = RowBuilder(schema, payload, protected_by=Link("redis://localhost", protection_file=str(file)))
+    rows = builder.build([("orders", page)]).to_pylist()
+    assert [row["data"] for row in rows] == [b"\xff", None, None]
+    assert [(row["why"] or "").partition(":")[0] for row in rows] == ["", "not_authentic", ""]
+
+
 def test_a_time_beyond_all_calendars_is_null() -> None:
     schema = pa.schema([("dead_at", known.DEAD_LETTER["dead_at"][0])])
     (row,) = RowBuilder(schema).build([("orders_dlq", [_entry("9-0", dlq_time=b"%d" % (2**63 - 1))])]).to_pylist()
