@@ -82,13 +82,18 @@ class Protection:
         """Show the key ids and no key."""
         return f"Protection({self.mode!r}, keys={list(self._keys)}, current={self._current!r})"
 
-    def protect(self, raw: bytes, stream: str, message_id: str) -> bytes:
-        """Return the payload, signed or encrypted for this stream and message id."""
+    def protect(self, raw: bytes, stream: str, message_id: str, *, is_repeatable: bool = False) -> bytes:
+        """Return the payload, signed or encrypted for this stream and message id.
+
+        If it is repeatable, the same payload gives the same bytes each time.
+        """
         head, key_id = self._head, self._current
         covered = _covered(head, stream, message_id)
         if self.mode == "sign":
             return head + hmac.digest(self._keys[key_id], covered + raw, hashlib.sha256) + raw
-        nonce = os.urandom(_NONCE)
+        # From payload and place, a nonce is as unlikely to come again with other contents as a random one.
+        nonce = hmac.digest(self._keys[key_id], b"nonce" + covered + raw, hashlib.sha256) if is_repeatable else b""
+        nonce = nonce[:_NONCE] or os.urandom(_NONCE)
         sealed: bytes = self._ciphers[key_id].encrypt(nonce, raw, covered)
         return head + nonce + sealed
 

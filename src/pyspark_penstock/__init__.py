@@ -7,6 +7,6 @@ import contextlib
 
 # An error here would stop Spark from finding any data source at all. Without the extra there is just nothing to find.
 with contextlib.suppress(ImportError):
-    from penstock.spark.source.data_source import RedisStreamsSource as DefaultSource
+    from penstock.spark.format.data_source import RedisStreamsSource as DefaultSource
 
 __all__ = ["DefaultSource"]

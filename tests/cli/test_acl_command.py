@@ -17,9 +17,9 @@ from penstock.errors import ConfigurationError, FatalError, PermissionDenied
 from penstock.ops.rights import Place, RoleName, as_line, commands_of, rights_of
 from penstock.redis.embedded import EmbeddedServer
 from penstock.redis.probe import ask
+from penstock.spark.format.stream_reader import StreamReader
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.rows import RowBuilder
-from penstock.spark.source.stream_reader import StreamReader
 from penstock.sync import (
     ConsumerConfig,
     ConsumerGroup,

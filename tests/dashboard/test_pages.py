@@ -306,7 +306,7 @@ def test_streams_of_dead_letters_are_followed_by_their_cursor(
 def test_a_page_without_rows_leads_to_the_next(
     start_dashboard: StartDashboard, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams_module, "MOST_OF_A_PAGE", 1)
+    monkeypatch.setattr(streams_module, "MAX_PER_PAGE", 1)
     for n in range(60):
         raw.xadd(f"s{n:02}", {"data": "{}"})
     client = start_dashboard()

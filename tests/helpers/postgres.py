@@ -83,6 +83,12 @@ class PostgresServer:
             cursor = connection.execute(statement)  # type: ignore[call-overload]
             return cursor.fetchall() if cursor.description else []
 
+    def asks_for_password(self, user: str) -> None:
+        rules = self._data / "pg_hba.conf"
+        rules.write_text(f"host all {user} all scram-sha-256\n{rules.read_text()}")
+        self.stop()
+        self.start()
+
     def _end(self, sign: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(sign)
@@ -112,6 +118,27 @@ class PostgresServer:
     def _run(self, program: str, *words: str) -> None:
         if self._popen(program, *words).wait(120) != 0:
             raise AssertionError(f"{program} failed: {(self._home / 'log').read_text()[-2000:]}")
+
+
+REFUSED_LOGINS = {
+    "wrong password": ("ann:wrong@{}/postgres", "password authentication failed"),
+    "no password": ("ann@{}/postgres", "no password supplied"),
+    "no such user": ("nobody@{}/postgres", 'role "nobody" does not exist'),
+    "no such database": ("penstock@{}/nowhere", 'database "nowhere" does not exist'),
+    "may not log in": ("idle@{}/postgres", "is not permitted to log in"),
+    "no encryption": ("penstock@{}/postgres?sslmode=require", "does not support SSL"),
+}
+
+
+def refused_login(server: PostgresServer, place: str) -> tuple[str, str]:
+    """Returns a connection string that the server refuses, and what it says."""
+    known = {name for (name,) in server.execute("SELECT rolname FROM pg_roles")}
+    if "ann" not in known:
+        server.execute("CREATE ROLE ann LOGIN PASSWORD 'right'")
+        server.execute("CREATE ROLE idle NOLOGIN")
+        server.asks_for_password("ann")
+    dsn, why = REFUSED_LOGINS[place]
+    return f"postgresql://{dsn.format(f'{LOOPBACK}:{server.port}')}", why
 
 
 def find_binaries() -> Path:

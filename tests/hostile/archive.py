@@ -16,8 +16,8 @@ from penstock import envelope, ids
 from penstock.spark.archive import ArchiveRun, compact, verify
 from penstock.spark.archive.read import read
 from penstock.spark.archive.run import GROUP
+from penstock.spark.format.batch_reader import BatchReader
 from penstock.spark.replay import ArchiveOrigin, Replay, Span
-from penstock.spark.source.batch_reader import BatchReader
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.rows import RowBuilder
 from penstock.sync import ConsumerGroup, StreamClient

@@ -92,7 +92,7 @@ def spark_source(url: str, raw: redis.Redis, seed: int, count: int, kinds: Itera
     """The rows of the Spark source, made in Python without a JVM."""
     import pyarrow as pa
 
-    from penstock.spark.source import columns as known
+    from penstock.spark.format import columns as known
     from penstock.spark.source.rows import RowBuilder
 
     complaints = _Complaints()
@@ -112,11 +112,11 @@ def pipeline_tasks(url: str, raw: redis.Redis, seed: int, count: int, kinds: Ite
     """What the tasks of a pipeline do with entries: read, decode, pass good rows on, dead-letter the others."""
     import pyarrow as pa
 
+    from penstock.spark.format.batch_reader import BatchReader
     from penstock.spark.payload import PayloadFormat
     from penstock.spark.pipeline.dead_letters import DeadLetterWriter
     from penstock.spark.pipeline.plan import Intake
     from penstock.spark.pipeline.spec import WHY_CORRUPT
-    from penstock.spark.source.batch_reader import BatchReader
     from penstock.spark.source.options import SourceOptions
     from penstock.spark.source.rows import RowBuilder
 

@@ -69,7 +69,7 @@ async def test_dead_letters_of_all_parts_are_found(
 async def test_streams_of_dead_letters_are_paged_and_a_page_looks_at_a_bounded_number_of_streams(
     inspector: Inspector, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters_module, "MOST_OF_A_PAGE", 3)
+    monkeypatch.setattr(dead_letters_module, "MAX_PER_PAGE", 3)
     expected = [f"{name}_dlq" for name in "bcdj"]
     for name in (*"abcdefghij", *expected):
         raw.xadd(name, {"data": "x", "dlq_reason": "fatal"} if name in expected else {"data": "x"})

@@ -17,7 +17,7 @@ from penstock.task import Result, Status
 from penstock.testing import FaultProxy
 from penstock.testing.result_backend_contract import all_of
 from tests.helpers.aio import eventually, join, next_turn, outcomes, start
-from tests.helpers.postgres import PostgresServer
+from tests.helpers.postgres import REFUSED_LOGINS, PostgresServer, refused_login
 
 FINISHED = datetime(2025, 6, 1, 12, tzinfo=UTC)
 
@@ -294,7 +294,9 @@ async def test_the_password_is_shown_nowhere(postgres: PostgresServer) -> None:
     assert "s3cret" not in f"{backend!r} {error.value} {error.value.__cause__!r}"
 
 
-async def test_a_database_that_does_not_exist_is_refused(postgres: PostgresServer) -> None:
-    async with PostgresBackend(postgres.dsn.replace("/postgres", "/nowhere")) as backend:
-        with pytest.raises(BackendRefused, match='database "nowhere" does not exist'):
+@pytest.mark.parametrize("place", REFUSED_LOGINS)
+async def test_a_login_that_is_refused_does_not_pass(postgres: PostgresServer, place: str) -> None:
+    dsn, why = refused_login(postgres, place)
+    async with PostgresBackend(dsn) as backend:
+        with pytest.raises(BackendRefused, match=why):
             await backend.save(result_of())

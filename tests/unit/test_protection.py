@@ -37,6 +37,17 @@ def test_an_encrypted_payload_does_not_show_what_is_in_it() -> None:
     assert b"4711" not in closed[0]
 
 
+def test_a_repeatable_payload_is_the_same_each_time_and_no_other_payload_has_its_nonce(mode: Mode) -> None:
+    protection = Protection(mode, {"a": NEW})
+    payloads = [(raw, *place) for raw in (b"1", b"2") for place in (PLACE, ("orders", "0191"))]
+    closed = [protection.protect(*each, is_repeatable=True) for each in payloads]
+    assert closed == [protection.protect(*each, is_repeatable=True) for each in payloads]
+    assert len({raw[6:18] for raw in closed}) == 4
+    assert [protection.open(raw, *each[1:]) for raw, each in zip(closed, payloads, strict=True)] == [
+        each[0] for each in payloads
+    ]
+
+
 @pytest.mark.parametrize("place", [("orders2", "0190"), ("orders", "0191"), ("orders0", "190"), ("", "orders0190")])
 def test_a_payload_of_another_place_is_refused(mode: Mode, place: tuple[str, str]) -> None:
     protection = Protection(mode, {"a": NEW})

@@ -77,6 +77,12 @@ class Server:
         file = self.settings.task_queue.protection_file
         return None if file is None else Protection.from_file(file)
 
+    @property
+    def spark_options(self) -> dict[str, str]:
+        """The server and the file of keys as options for Spark."""
+        file = self.settings.task_queue.protection_file
+        return {"url": self.url} | ({} if file is None else {"protectionFile": str(file)})
+
     def client(self) -> StreamClient:
         """Return a client, to be closed by the caller."""
         return StreamClient.from_url(self.url, protection=self.protection)

@@ -44,11 +44,11 @@ def replay(
     from penstock.spark.replay import Replay, Span, Where
 
     check_order(since, until)
-    origin = _origin(server.url, stream, archive, dead_letters, file, Span(since, until))
+    origin = _origin(server, stream, archive, dead_letters, file, Span(since, until))
     condition = None
     if where is not None:
         condition = Where(where, origin.schema, lambda: quiet_session("penstock replay"))
-    job = Replay(origin, into, {"url": server.url}, name=name, where=condition, rate=rate)
+    job = Replay(origin, into, server.spark_options, name=name, where=condition, rate=rate)
     with stopping("replay") as stop:
         _run(job, into, stop, is_dry=dry_run, as_json=as_json)
 
@@ -61,7 +61,7 @@ def _run(job: Replay, into: str, stop: Stopping, *, is_dry: bool, as_json: bool)
     if counts.looping:
         say(f"  {counts.looping:,} skipped: an earlier replay wrote them to {into!r} (header replay_of)")
     if counts.empty:
-        say(f"  {counts.empty:,} skipped: they have no payload")
+        say(f"  {counts.empty:,} skipped: they have no payload, or none that is authentic")
     if counts.cut:
         say(f"  {counts.cut:,} without some of their fields, which were cut because of their size (field dlq_cut)")
     if done:
@@ -80,7 +80,7 @@ def _run(job: Replay, into: str, stop: Stopping, *, is_dry: bool, as_json: bool)
 
 
 def _origin(
-    url: str, stream: str | None, archive: str | None, dead_letters: bool, file: Path | None, span: Span
+    server: Server, stream: str | None, archive: str | None, dead_letters: bool, file: Path | None, span: Span
 ) -> ReplayOrigin:
     from penstock.spark.replay import ArchiveOrigin, DeadLetterOrigin, FileOrigin
     from penstock.spark.runtime.link import Link
@@ -88,10 +88,11 @@ def _origin(
 
     if sum((archive is not None, dead_letters, file is not None)) != 1:
         raise ConfigurationError("choose one source: --archive PATH, --dead-letters or --file PATH")
+    link = Link.from_options(Options(server.spark_options))
     if file is not None:
-        return FileOrigin(file, span, stream)
+        return FileOrigin(file, span, stream, link)
     if stream is None:
         raise ConfigurationError("--stream NAME is required with --archive and --dead-letters")
     if archive is not None:
-        return ArchiveOrigin(archive, stream, span)
-    return DeadLetterOrigin(Link.from_options(Options({"url": url})), stream, span)
+        return ArchiveOrigin(archive, stream, span, link)
+    return DeadLetterOrigin(link, stream, span)

@@ -54,7 +54,7 @@ def report(
     window = Window.of(
         now - _A_DAY if since is None else ids.moment(since), now if until is None else ids.moment(until), now
     )
-    target = Target(stream, {"url": server.url}, archive)
+    target = Target(stream, server.spark_options, archive)
     target.states()  # a stream that does not exist is an error before Spark starts
     file = _writable(Path(f"{safe_name(stream)}-report.html") if output is None else output)
     with stopping("report") as stop:

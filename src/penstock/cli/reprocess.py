@@ -98,12 +98,12 @@ def _selection(
     if archive is not None:
         if reason is not None:
             raise ConfigurationError("--reason applies only to --dead-letters: archived messages have no reason")
-        return Archived(archive, stream, *span, where)
+        return Archived(archive, stream, *span, where, server.spark_options)
     if span != (None, None):
         raise ConfigurationError(
             "--since and --until apply only to --archive; select dead letters with --reason or --where"
         )
-    return SelectedDeadLetters({"url": server.url}, stream, reason, where)
+    return SelectedDeadLetters(server.spark_options, stream, reason, where)
 
 
 def _run(job: Reprocess, master: str | None, stop: Stopping, *, dry_run: bool) -> tuple[int, Summary]:

@@ -111,15 +111,6 @@ class ConsumerGroup:
         position: bytes = await self._client.run("streams/restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
 
-    async def recreate(self, consumer: str, logger: logging.Logger, emit: Emit) -> None:
-        """Create the group again, which a command has missed, and report it."""
-        position = await self.restore(consumer)
-        if position is not None:  # else another consumer did
-            logger.error(
-                "group %s of stream %s no longer existed; recreated it at %s", self.group, self.stream, position
-            )
-            emit(EventName.GROUP_LOST, position=position)
-
     # --- numbers ------------------------------------------------------------------------------------
 
     async def _info(self) -> dict[str, Any]:
@@ -216,6 +207,14 @@ class ConsumerGroup:
     async def trim(self, keep: int) -> int:
         """Trim entries that every group has finished, but keep the newest `keep`; return how many were trimmed."""
         return await trim_finished(self._client, self._keys.stream, keep)
+
+
+async def recreate(group: ConsumerGroup, consumer: str, logger: logging.Logger, emit: Emit) -> None:
+    """Create a group again, which a command has missed, and report it."""
+    position = await group.restore(consumer)
+    if position is not None:  # else another consumer did
+        logger.error("group %s of stream %s no longer existed; recreated it at %s", group.group, group.stream, position)
+        emit(EventName.GROUP_LOST, position=position)
 
 
 def _pairs(flat: list[Any]) -> dict[str, Any]:

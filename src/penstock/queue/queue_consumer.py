@@ -20,7 +20,7 @@ from typing import TypeAlias
 from penstock import envelope
 from penstock.config import ConsumerConfig
 from penstock.delivery.dead_letters import DeadLetterMover
-from penstock.delivery.group import ConsumerGroup
+from penstock.delivery.group import ConsumerGroup, recreate
 from penstock.delivery.group_commands import Parking, Redelivery
 from penstock.delivery.janitor import Janitor
 from penstock.errors import NOT_OF_ONE_MESSAGE, DecodeError, GroupLost, PenstockError, TransientError, WorkerDied
@@ -264,7 +264,7 @@ class QueueConsumer:
     async def _restore_group(self, slot: ConsumerSlot) -> None:
         # Entries that are still in the stream were not finished: the group starts at the first one.
         self._group.reset()
-        await self._group.recreate(slot.consumer, logger, self.emit)
+        await recreate(self._group, slot.consumer, logger, self.emit)
 
     # --- settling -----------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -29,10 +28,6 @@ _MAX_AT_ONCE = 5_000
 _TRIES = 5
 # Classes of SQLSTATE: connection, transaction rollback, resources, operator, system, read-only (a failover).
 _PASSES = ("08", "40", "53", "55", "57", "58", "25006")
-# While connecting, libpq reports no SQLSTATE, only the server's text.
-_REFUSED_AT_LOGIN = re.compile(
-    r"authentication failed|no pg_hba\.conf entry|does not exist|no password supplied|permission denied"
-)
 
 
 class PostgresBackend(Backend):
@@ -239,7 +234,7 @@ class PostgresBackend(Backend):
         if error.sqlstate is not None:
             return error.sqlstate.startswith(_PASSES), text
         if isinstance(error, self._psycopg.OperationalError):
-            return not _REFUSED_AT_LOGIN.search(text), text
+            return not sql.LOGIN_REFUSED.search(text), text
         return isinstance(error, self._psycopg.InterfaceError), text
 
 

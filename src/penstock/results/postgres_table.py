@@ -7,6 +7,7 @@ cannot: it turns 1e16 into a whole number, and has no bytes, no NaN, no NUL and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -16,6 +17,12 @@ import msgspec
 from penstock.errors import EncodeError, text_of
 from penstock.results.entry import StoredResult
 
+# How a server refuses a login. While connecting, libpq tells its words and no SQLSTATE.
+LOGIN_REFUSED: Final = re.compile(
+    r"(?:FATAL|ERROR):\s+(?:no pg_hba\.conf entry|permission denied"
+    r"|[^\n]*(?:authentication failed|does not exist|is not permitted to log in|not currently accepting connections))"
+    r"|no password supplied|server does not support SSL"
+)
 VERSION: Final = 1
 _LOCK: Final = 0x70656E73746F636B  # "penstock", as the number of an advisory lock
 

@@ -90,8 +90,8 @@ def register(spark: SparkSession, by_value: bool | Literal["auto"] = "auto") -> 
 
 
 def _sources(spark: SparkSession) -> tuple[type[DataSource], ...]:
+    from penstock.spark.format.data_source import RedisStreamsSource, of_session
     from penstock.spark.results.source import ResultsSource
-    from penstock.spark.source.data_source import RedisStreamsSource, of_session
 
     if is_connect(spark):  # it does not reveal the number of cores
         return RedisStreamsSource, ResultsSource

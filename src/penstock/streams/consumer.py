@@ -27,7 +27,7 @@ from penstock.delivery.dead_letters import DeadLetterMover
 from penstock.delivery.decoding import Decoder
 from penstock.delivery.delivery import ConsumerContext, Delivery
 from penstock.delivery.drain import CLEANUP_TIMEOUT_S, Drain, graceful_end
-from penstock.delivery.group import ConsumerGroup
+from penstock.delivery.group import ConsumerGroup, recreate
 from penstock.delivery.group_commands import GroupCommands
 from penstock.delivery.in_flight import InFlight
 from penstock.delivery.janitor import Janitor
@@ -275,7 +275,7 @@ class StreamConsumer:
     async def _restore_group(self) -> bool:
         # Returns False if the server refuses that for now.
         try:
-            await self._group.recreate(self.worker_name, logger, self._emit)
+            await recreate(self._group, self.worker_name, logger, self._emit)
         except TransientError as error:
             self._outage.failed(error)
             return False

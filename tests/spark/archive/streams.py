@@ -63,9 +63,10 @@ class Stream:
     def _row(self, n: int) -> dict[str, Any]:
         entry_id, fields = self.entries[n]
         ms, seq = ids.parse(entry_id)
+        message_id = fields["message_id"].decode() if "message_id" in fields else None
         return {
-            "stream": self.name, "id": entry_id, "ms": _signed(ms), "seq": _signed(seq), "key": None, "headers": [], "message_id": None,
-            "fields": list(fields.items()),
+            "stream": self.name, "id": entry_id, "ms": _signed(ms), "seq": _signed(seq), "key": None, "headers": [],
+            "message_id": message_id, "fields": list(fields.items()),
         }  # fmt: skip
 
 

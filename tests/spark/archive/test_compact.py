@@ -6,7 +6,9 @@ import itertools
 import random
 from pathlib import Path
 
+import duckdb
 import pytest
+from deltalake import DeltaTable
 
 from penstock.spark.archive import ArchiveDamaged, compact, verify
 from penstock.spark.archive.compact import TARGET_BYTES, Compaction, SmallFiles
@@ -42,6 +44,26 @@ def test_the_files_of_a_day_become_one_and_a_second_run_does_nothing(tmp_path: P
     assert load_state(tmp_path).version == version
     assert archived(tmp_path) == stream.entries
     assert verify(tmp_path, rows=True).is_sound
+
+
+def test_another_reader_sees_each_row_once_before_each_step_and_after_them(tmp_path: Path) -> None:
+    ids = sorted(entry_id for entry_id, _ in filled(tmp_path, every_ms=3_600_000).entries)
+    early = _with_duckdb(tmp_path)
+    seen: list[list[str]] = []
+    compact(tmp_path, step=lambda _: seen.append(_ids(_with_duckdb(tmp_path))))
+    assert len(seen) > 3
+    assert all(found == ids for found in [*seen, _ids(_with_duckdb(tmp_path))])
+    assert _ids(early) == ids  # it reads files that are replaced by now
+    compact(tmp_path, grace_s=0)
+    assert _ids(_with_duckdb(tmp_path)) == ids
+
+
+def _with_duckdb(root: Path) -> duckdb.DuckDBPyRelation:
+    return duckdb.connect().from_arrow(DeltaTable(root).to_pyarrow_dataset())
+
+
+def _ids(rows: duckdb.DuckDBPyRelation) -> list[str]:
+    return sorted(entry_id for (entry_id,) in rows.project("id").fetchall())
 
 
 def test_killed_at_any_step_the_archive_stays_whole_and_the_next_run_finishes(tmp_path: Path) -> None:

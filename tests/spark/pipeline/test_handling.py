@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any, NoReturn
 
@@ -171,6 +171,18 @@ def test_ids_that_nobody_asked_for_change_nothing() -> None:
 def test_an_answer_that_is_no_list_of_ids_ends_the_pipeline(answer: object) -> None:
     with pytest.raises(ConfigurationError, match="must return a list of message ids"):
         handled(lambda _: answer)
+
+
+def test_a_generator_that_raises_is_a_failed_attempt() -> None:
+    def handle(given: list[StreamMessage]) -> Iterator[str]:
+        for message in given:
+            if message.data == 1:
+                raise ValueError("no price")
+            yield message.id
+
+    outcome = handled(handle)
+    assert set(outcome.done) == {"0-0", "2-0"}
+    assert outcome.failed["1-0"].attempts == 3
 
 
 def test_a_step_with_an_output_wants_a_mapping() -> None:

@@ -88,6 +88,8 @@ def test_rows_that_a_late_task_adds_before_they_are_moved_are_noticed(
         ("57P01", JdbcUnavailable),
         ("42P01", JdbcFailed),
         ("40002", JdbcFailed),
+        ("08004", JdbcFailed),
+        ("28P01", JdbcFailed),
     ],
 )
 def test_a_failure_passes_by_its_sql_state(spark: SparkSession, state: str, kind: type[JdbcFailed]) -> None:
@@ -105,6 +107,12 @@ def test_a_value_that_breaks_a_constraint_does_not_pass_with_the_transaction_tha
     thrown = java.SQLException("transaction rolled back", "40000", java.SQLException("duplicate key", "23505"))
     found = _failure(SimpleNamespace(java_exception=thrown))
     assert (type(found), found.is_about_values) == (JdbcFailed, True)
+
+
+def test_too_many_connections_pass(spark: SparkSession) -> None:
+    assert spark._jvm is not None
+    thrown = spark._jvm.java.sql.SQLException("Too many connections", "08004")  # as MySQL says it
+    assert type(_failure(SimpleNamespace(java_exception=thrown))) is JdbcUnavailable
 
 
 def test_a_missing_driver_does_not_pass(spark: SparkSession) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import traceback
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -30,14 +31,18 @@ from penstock.spark.pipeline import (
     Source,
     Sql,
 )
+from penstock.spark.pipeline.files import BatchKey
 from penstock.spark.pipeline.lineage import LineageRun
 from penstock.spark.pipeline.metrics import PipelineMetrics
 from penstock.spark.pipeline.preview import preview
 from penstock.spark.pipeline.reset import plan_reset, reset
 from penstock.spark.pipeline.running import PipelineFailed, Report, Run
+from penstock.spark.pipeline.sinks.postgres import PostgresWriter
 from penstock.spark.pipeline.status import Driver, PipelineBusy, Places, status
 from penstock.spark.pipeline.validation import PipelineInvalid
 from penstock.spark.runtime.errors import is_transient_failure
+from penstock.sync.results import PostgresBackend
+from tests.helpers.postgres import REFUSED_LOGINS, PostgresServer, refused_login
 from tests.helpers.threads import DEADLINE_S, join, start
 from tests.spark.pipeline.conftest import SHOP, add_orders
 
@@ -264,6 +269,27 @@ def test_a_run_of_what_is_there_restarts_if_a_python_worker_was_slow_to_start(
 )
 def test_what_a_restart_or_another_writer_brings_about_passes(failure: str, is_passing: bool) -> None:
     assert is_transient_failure(failure) is is_passing
+
+
+def _failure_of(call: Callable[[], object]) -> str:
+    with pytest.raises(Exception) as failure:
+        call()
+    return "".join(traceback.format_exception(failure.value))
+
+
+@pytest.mark.parametrize("place", REFUSED_LOGINS)
+def test_a_login_that_postgres_refuses_does_not_pass(postgres: PostgresServer, place: str) -> None:
+    dsn, why = refused_login(postgres, place)
+    with PostgresBackend(dsn) as backend:
+        for call in (lambda: PostgresWriter(Postgres(dsn, "numbers")).last(BatchKey("q", 0)), lambda: backend.get("7")):
+            failure = _failure_of(call)
+            assert why in failure
+            assert not is_transient_failure(failure)
+
+
+def test_a_postgres_that_is_away_passes(postgres: PostgresServer) -> None:
+    postgres.stop()
+    assert is_transient_failure(_failure_of(lambda: PostgresWriter(Postgres(postgres.dsn, "t")).last(BatchKey("q", 0))))
 
 
 # --- metrics and lineage ----------------------------------------------------------------------------

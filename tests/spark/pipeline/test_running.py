@@ -269,15 +269,19 @@ def test_a_failing_batch_is_told_in_one_line(stream_redis: redis.Redis, pipeline
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("form", ["json", "raw"])
 def test_payloads_that_are_not_signed_are_dead_letters(
-    stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
+    form: str, stream_redis: redis.Redis, pipeline_of: Declare, run: RunOnce, table: Table, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(f'mode = "sign"\n[keys]\na = "{b64encode(b"k" * 32).decode()}"\n')
     signed = Protection.from_file(keys).protect(b'{"n": 7}', "orders", "m-7")
     stream_redis.xadd("orders", {"data": signed, "message_id": "m-7"})
     add_orders(stream_redis, 1)
-    run(pipeline_of(source_options={"protectionFile": str(keys)}))
+    given: dict[str, Any] = {"source_options": {"protectionFile": str(keys)}, "source_format": form}
+    given |= {"source_schema": None} if form == "raw" else {}
+    number = Sql("SELECT CAST(get_json_object(CAST(data AS string), '$.n') AS bigint) AS n FROM input")
+    run(pipeline_of(number, **given))
     assert table() == [7]
     [letter] = dead_letters(stream_redis)
     assert (letter["dlq_reason"], letter["dlq_error"]) == ("not_authentic", "NotAuthentic")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,5 +161,34 @@ def test_parquet_files_of_two_sinks_need_two_paths(pipeline_of: Declare, one: st
     for second in (Parquet(other, name="second"), Delta(other, name="second")):
         with pytest.raises(ConfigurationError, match="sinks 'parquet' and 'second' have the same path"):
             pipeline_of(sinks=(Parquet(one), second))
-    pipeline_of(sinks=(Parquet(one), Parquet(f"{other}2", name="second")))
+    pipeline_of(sinks=(Parquet(one), Parquet(f"{other.rstrip('/')}2", name="second")))
     pipeline_of(sinks=(Delta(one), Delta(other, name="second")))
+
+
+@pytest.mark.parametrize("outer", ["/lake", "file:///lake/", "s3a://lake/all", "hdfs://nn:8020/", "/"])
+@pytest.mark.parametrize("inner", ["{}/orders", "{}//raw/./orders/", "{}/a=1"])
+def test_the_folder_of_a_sink_contains_no_other(pipeline_of: Declare, outer: str, inner: str) -> None:
+    inner = inner.format(outer.rstrip("/"))
+    for kinds in ((Parquet, Delta), (Delta, Parquet), (Delta, Delta), (Parquet, Parquet)):
+        sinks = tuple(kind(path, name=name) for kind, path, name in zip(kinds, (outer, inner), "ab", strict=True))
+        for given in (sinks, sinks[::-1]):
+            with pytest.raises(ConfigurationError, match=r"sink 'b' writes to .* inside the folder .* of sink 'a'"):
+                pipeline_of(sinks=given)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_refused"),
+    [
+        ("/lake/shop/orders", True),
+        ("/lake/shop.db/orders/raw", True),
+        ("/lake/shop", True),
+        ("/lake", True),
+        ("/lake/raw", False),
+        ("/lake/shop/orders2", False),
+    ],
+)
+def test_nor_the_folder_of_an_iceberg_table(pipeline_of: Declare, path: str, is_refused: bool) -> None:
+    catalog = {"type": "sql", "uri": "sqlite:///x", "warehouse": "file:///lake/"}
+    for sink in (Parquet(path, name="other"), Delta(path, name="other")):
+        with pytest.raises(ConfigurationError, match="sink") if is_refused else nullcontext():
+            pipeline_of(sinks=(Iceberg("shop.orders", catalog), Iceberg("shop.orders", catalog, name="2"), sink))

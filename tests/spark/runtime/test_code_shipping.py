@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 from penstock.settings import ResultBackendSettings
 from penstock.spark.archive.file_writer import ArchiveTask
 from penstock.spark.archive.run import Copying
+from penstock.spark.format.data_source import RedisStreamsSource
 from penstock.spark.lake.files import Location
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig
 from penstock.spark.pipeline.handling import HandlerTask
@@ -26,7 +27,6 @@ from penstock.spark.pipeline.steps import Handler
 from penstock.spark.reprocess.task import PurgeTask, ReprocessTask, Work
 from penstock.spark.runtime import code_shipping
 from penstock.spark.runtime.link import Link
-from penstock.spark.source.data_source import RedisStreamsSource
 from penstock.spark.source.options import SourceOptions
 from tests.spark.bare_python import bare_python
 
@@ -138,7 +138,7 @@ def test_the_archive_is_the_same_for_the_same_code_and_holds_what_executors_need
     names = zipfile.ZipFile(io.BytesIO(first)).namelist()
     assert {
         "penstock/__init__.py",
-        "penstock/spark/source/data_source.py",
+        "penstock/spark/format/data_source.py",
         "penstock/redis/lua/streams/publish.lua",
     } <= set(names)
     assert not [name for name in names if name.startswith(("penstock/cli", "penstock/testing"))]

@@ -21,14 +21,14 @@ from penstock.ids import parse
 from penstock.spark.archive import ArchiveDamaged, compact, file_writer
 from penstock.spark.archive.cold_log import ColdLog
 from penstock.spark.archive.state import ArchiveMissing
+from penstock.spark.format import columns
+from penstock.spark.format.batch_reader import BatchReader, RangePartition
+from penstock.spark.format.stream_reader import StreamReader
 from penstock.spark.lake.delta import DeltaLog
 from penstock.spark.lake.files import Location
-from penstock.spark.source import columns
-from penstock.spark.source.batch_reader import BatchReader, RangePartition
 from penstock.spark.source.offsets import Offsets
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.rows import RowBuilder
-from penstock.spark.source.stream_reader import StreamReader
 from tests.spark.archive.streams import Stream, archive, flip_a_bit_of_the_payload, opened
 
 _TEXT = pa.string()

@@ -114,6 +114,7 @@ def test_patterns() -> None:
         ({"url": URL, "streams": "a", "passwordEnv": "PENSTOCK_NO_SUCH_VARIABLE"}, "is not set"),
         ({"url": URL, "streams": "a", "passwordFile": "/no/such/file"}, "passwordFile"),
         ({"url": URL, "streams": "a", "redis.socket_timeout": "long"}, "must be a number"),
+        ({"url": URL, "streams": "a", "redis.ssl_check_hostname": "yes"}, "must be true or false"),
         ({"url": URL, "streams": "a", "provider": "redis_streams"}, "CREATE TEMPORARY VIEW"),
     ],
 )
@@ -147,3 +148,9 @@ def test_a_password_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         {"url": "redis://localhost", "streams": "a", "passwordEnv": "QUEUE_PASSWORD"}
     ).link.client()
     assert client.settings.password == "hidden"
+
+
+def test_options_of_the_client_have_its_types() -> None:
+    options = SourceOptions.parse({"url": URL, "streams": "a", "redis.db": "3", "redis.socket_timeout": "0.5"})
+    settings = options.link.client().settings
+    assert (settings.db, settings.socket_timeout_s) == (3, 0.5)

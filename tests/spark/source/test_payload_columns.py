@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import redis
 
 from penstock.errors import ConfigurationError
-from penstock.spark.source import columns as known
-from penstock.spark.source.columns import payload_columns, payload_ddl
+from penstock.protection import Protection
+from penstock.spark.format import columns as known
+from penstock.spark.format.columns import payload_columns, payload_ddl
 from penstock.spark.source.options import SourceOptions
 
 _JSON_SCHEMA = {"type": "object", "properties": {"total": {"type": "number"}, "note": {"type": "string"}}}
@@ -36,6 +39,26 @@ def test_the_columns_are_told_from_a_sample(redis_url: str, raw: redis.Redis) ->
     for number in range(5):
         raw.xadd("orders", {"data": json.dumps({"order": number, "total": number / 2})})
     assert payload_ddl(_options(redis_url, mode="FAILFAST"), known.ENTRY) == "`order` bigint, `total` double"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'mode = "sign"\n[keys]\na = "{b64encode(b"k" * 32).decode()}"\n')
+    return file
+
+
+def test_a_sample_is_opened_with_the_keys(redis_url: str, raw: redis.Redis, keys: Path) -> None:
+    protect = Protection.from_file(keys).protect
+    raw.xadd("orders", {"data": protect(b'{"order": 1}', "orders", "m-1"), "message_id": "m-1"})
+    raw.xadd("orders", {"data": b'{"forged": 1}'})
+    options = _options(redis_url, mode="FAILFAST", protectionFile=str(keys))
+    assert payload_ddl(options, known.ENTRY) == "`order` bigint"
+
+
+def test_with_keys_a_raw_payload_may_be_refused(keys: Path) -> None:
+    assert payload_ddl(_options(payload="raw"), known.ENTRY) == ""
+    assert payload_ddl(_options(payload="raw", protectionFile=str(keys)), known.ENTRY) == "`_corrupt_reason` string"
 
 
 def test_nothing_can_be_told_from_an_empty_stream(redis_url: str) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from penstock import dead_letter_record, envelope
 from penstock.errors import ConfigurationError, DecodeError
 from penstock.protection import Protection
+from penstock.spark.format import columns as known
 from penstock.spark.payload.decoding import PayloadFormat
 from penstock.spark.runtime.link import Link
-from penstock.spark.source import columns as known
 from penstock.spark.source.rows import Entry, RowBuilder
 
 _TEXT, _BYTES = pa.string(), pa.binary()
@@ -93,6 +93,19 @@ def test_protected_payloads_are_opened_and_others_are_malformed(tmp_path: Path, 
     assert [row["n"] for row in rows] == [1, None, None, 4]
     assert [row["data"] for row in rows] == [b'{"n": 1}', None, None, b'{"n": 4}']
     assert [(row["why"] or "").partition(":")[0] for row in rows] == ["", "not_authentic", "not_authentic", ""]
+
+
+def test_a_raw_payload_that_is_not_authentic_is_malformed_and_an_entry_without_one_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'mode = "sign"\n[keys]\na = "{b64encode(b"k" * 32).decode()}"\n')
+    signed = Protection.from_file(file).protect(b"\xff", "orders", "m-1")
+    page = [_entry("1-0", data=signed, message_id=b"m-1"), _entry("2-0", data=b"forged"), _entry("3-0", other=b"x")]
+    schema = pa.schema([("data", _BYTES), ("why", _TEXT)])
+    payload = PayloadFormat("raw", pa.schema([]), reason_column="why")
+    builder = RowBuilder(schema, payload, protected_by=Link("redis://localhost", protection_file=str(file)))
+    rows = builder.build([("orders", page)]).to_pylist()
+    assert [row["data"] for row in rows] == [b"\xff", None, None]
+    assert [(row["why"] or "").partition(":")[0] for row in rows] == ["", "not_authentic", ""]
 
 
 def test_a_time_beyond_all_calendars_is_null() -> None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from penstock.errors import ConfigurationError, DataLost, StreamMissing
-from penstock.spark.source.base_stream_reader import Spark41Reader, check_unlimited
+from penstock.spark.format.base_stream_reader import Spark41Reader, check_unlimited
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.rows import RowBuilder
 from tests.spark.limits import HAS_LIMITS
@@ -44,7 +44,7 @@ def test_batches_take_what_came_since_and_a_restart_repeats_them(make: Make, raw
     reader = make()
     restarted: list[Any] = [make()]
     if HAS_LIMITS:  # as after an upgrade of Spark
-        from penstock.spark.source.stream_reader import StreamReader
+        from penstock.spark.format.stream_reader import StreamReader
 
         restarted.append(StreamReader(options(redis_url), RowBuilder(_SCHEMA)))
     begin, one = reader.initialOffset(), reader.latestOffset()
@@ -72,7 +72,7 @@ def test_the_first_batch_is_the_same_though_latest_has_moved(make: Make, raw: re
 def test_a_checkpoint_of_a_newer_spark_is_read_on(make: Make, raw: redis.Redis, redis_url: str) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-    from penstock.spark.source.stream_reader import StreamReader
+    from penstock.spark.format.stream_reader import StreamReader
 
     made = add(raw, 10)
     newer = StreamReader(options(redis_url), RowBuilder(_SCHEMA))

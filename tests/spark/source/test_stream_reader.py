@@ -12,11 +12,11 @@ import redis
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from penstock.errors import ConfigurationError, ConnectionFailed, DataLost, StreamMissing
-from penstock.spark.source.batch_reader import BatchReader
+from penstock.spark.format.batch_reader import BatchReader
+from penstock.spark.format.stream_reader import StreamReader
 from penstock.spark.source.offsets import lag
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.rows import RowBuilder
-from penstock.spark.source.stream_reader import StreamReader
 from penstock.sync import ConsumerGroup, StreamClient
 
 Make = Callable[..., StreamReader]
@@ -176,7 +176,7 @@ def test_available_now_ends_where_it_began_to_count(make: Make, raw: redis.Redis
 def test_new_streams_of_a_pattern_are_read_from_their_first_entry(
     make: Make, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.spark.source.base_stream_reader._DISCOVER_EVERY_S", 0.0)
+    monkeypatch.setattr("penstock.spark.format.base_stream_reader._DISCOVER_EVERY_S", 0.0)
     first = _add(raw, 5, "orders:1")
     reader = make("orders:*")
     start = reader.initialOffset()

@@ -16,7 +16,7 @@ from penstock.sync.results.postgres import PostgresBackend
 from penstock.sync.testing.result_backend_contract import all_of
 from penstock.task import Result, Status
 from penstock.testing import FaultProxy
-from tests.helpers.postgres import PostgresServer
+from tests.helpers.postgres import REFUSED_LOGINS, PostgresServer, refused_login
 from tests.helpers.threads import eventually, join, outcomes, start
 
 FINISHED = datetime(2025, 6, 1, 12, tzinfo=UTC)
@@ -265,7 +265,9 @@ def test_the_password_is_shown_nowhere(postgres: PostgresServer) -> None:
     assert "s3cret" not in f"{backend!r} {error.value} {error.value.__cause__!r}"
 
 
-def test_a_database_that_does_not_exist_is_refused(postgres: PostgresServer) -> None:
-    with PostgresBackend(postgres.dsn.replace("/postgres", "/nowhere")) as backend:
-        with pytest.raises(BackendRefused, match='database "nowhere" does not exist'):
+@pytest.mark.parametrize("place", REFUSED_LOGINS)
+def test_a_login_that_is_refused_does_not_pass(postgres: PostgresServer, place: str) -> None:
+    dsn, why = refused_login(postgres, place)
+    with PostgresBackend(dsn) as backend:
+        with pytest.raises(BackendRefused, match=why):
             backend.save(result_of())

@@ -36,7 +36,7 @@ from penstock.spark.lake.files import Location, Store
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.source.offsets import IdRange
 from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.redis_log import read_ranges
+from penstock.spark.source.redis_log import RedisLog, read_ranges
 from penstock.spark.source.rows import LAST_MS, RowBuilder
 
 _GROUP_BYTES = 32 << 20  # of a row group, which is what a writer and a reader hold at a time
@@ -230,7 +230,7 @@ class ArchiveTask:
             )
         mine = replace(self, pieces=tuple(ranges))  # which may be cut finer than those of the batch
         lost: list[IdRange] = []
-        made = mine.write(read_ranges(options, RowBuilder(READ_SCHEMA), ranges, lost.append))
+        made = mine.write(read_ranges(RedisLog(options), RowBuilder(READ_SCHEMA), ranges, lost.append))
         return [*made, *lost]
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[StagedFile]:

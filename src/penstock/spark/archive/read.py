@@ -18,9 +18,11 @@ from penstock.spark.archive.run import starting_after
 from penstock.spark.archive.state import DDL, WHOLE_FIELDS, FileEntry, RangeEntry, State
 from penstock.spark.archive.table import ArchiveTable
 from penstock.spark.lake.files import Location
+from penstock.spark.payload.opening import REFUSED, opened_rows, without_keys
 from penstock.spark.runtime.code_shipping import Shipped
-from penstock.spark.runtime.link import retry
+from penstock.spark.runtime.link import Link, retry
 from penstock.spark.runtime.master import enough_tasks
+from penstock.spark.runtime.option_values import Options
 from penstock.spark.source.catalogue import find_gap, look, naming, report_loss
 from penstock.spark.source.options import SourceOptions, milliseconds
 
@@ -44,8 +46,9 @@ def read(
 ) -> DataFrame:
     """Return archived entries with the columns of the source; from a time on, and before another one.
 
-    With `hot`, the options of the source (`url` and so on), also what Redis holds after the last archived id. The
-    files are those that the table consists of when this is called.
+    With `hot`, the options of the source (`url` and so on), also what Redis holds after the last archived id; with
+    `protectionFile` among them, payloads are opened. The files are those that the table consists of when this is
+    called.
 
     Guarantees: no entry twice. None is missing: one that was trimmed before it was archived raises DataLost now or
     when the table is read; with `fail_on_data_loss=False` it is logged instead.
@@ -60,12 +63,13 @@ def read(
     frames = [cold_frame(spark, table, files_between(state, names, low, high))]
     if hot is not None:
         # What is archived and trimmed after this moment is found by its tasks.
-        given = {**hot, **archive_options(table.location)}
+        given = {**without_keys(hot), **archive_options(table.location)}
         frames.append(_hot_frame(spark, state, names, given, fail_on_data_loss=fail_on_data_loss))
     found = reduce(lambda left, right: left.unionByName(right), frames)
     if low is not None:
         found = found.where(f"ms >= {low}")
-    return found if high is None else found.where(f"ms < {high}")
+    found = found if high is None else found.where(f"ms < {high}")
+    return found if hot is None else opened_rows(found, Link.from_options(Options(hot))).drop(REFUSED)
 
 
 def moment_ms(name: str, moment: Moment) -> int | None:

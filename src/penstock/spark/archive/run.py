@@ -26,12 +26,12 @@ from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.errors import StopAsked
 from penstock.spark.runtime.link import retry
 from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.option_values import duration_s
 from penstock.spark.runtime.versions import has_read_limits
 from penstock.spark.source.catalogue import look, require
 from penstock.spark.source.offsets import IdRange, Offsets, Position, newest_number
 from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.redis_log import log_of
-from penstock.times import seconds_of
+from penstock.spark.source.redis_log import RedisLog
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -153,10 +153,7 @@ class ArchiveRun:
         return given
 
     def _trigger_s(self) -> float:
-        found = seconds_of(self.trigger)
-        if found is None:
-            raise ConfigurationError(f"--every {self.trigger!r} must be a duration such as 30s or 10 seconds")
-        return found
+        return duration_s("--every", self.trigger)
 
     def small_files(self, table: ArchiveTable, state: State) -> SmallFiles:
         """Return what merges small files between two batches; another process may do so too."""
@@ -204,7 +201,7 @@ def copy(context: SparkContext, options: SourceOptions, task: ArchiveTask) -> li
     Java, where half of the time would go. Nor need a batch that is run again have the same tasks: so a long one is cut
     for as many cores as there are now.
     """
-    log, cores = log_of(options), context.defaultParallelism
+    log, cores = RedisLog(options), context.defaultParallelism
     shares = retry(lambda: log.partitions(task.pieces, cores), options.retry_timeout.total_seconds())
     found = context.parallelize(shares, max(1, len(shares))).flatMap(Copying(task, options)).collect()
     return list(found)

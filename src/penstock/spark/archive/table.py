@@ -221,17 +221,14 @@ class ArchiveTable:
         Raises: ArchiveConflict if another compaction has replaced one of them.
         """
         self.follow(state)
+        others = f"another compaction of {self.location} replaced the same files: run only one at a time"
         if any(entry.path not in state.files for entry in old):
-            raise ArchiveConflict(
-                f"another compaction of {self.location} replaced the same files: run only one at a time"
-            )
+            raise ArchiveConflict(others)
         add, remove = [e.data_file(stats) for e, stats in new.items()], [e.data_file() for e in old]
         try:
             self.log.commit(add, remove, app=_next(self.log, COMPACTION), has_new_rows=False)
         except CommitConflict as error:
-            raise ArchiveConflict(
-                f"another compaction of {self.location} replaced the same files: run only one at a time"
-            ) from error
+            raise ArchiveConflict(others) from error
         self._apply(state, new, old, ())
 
     def _apply(

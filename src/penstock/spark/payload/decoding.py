@@ -28,7 +28,7 @@ from penstock.spark.payload.avro import record_reader
 from penstock.spark.payload.coercion import NumberText, RowType, RowTypes, coerce_leaf, row_types
 from penstock.spark.payload.ddl import check_names
 
-Form = Literal["json", "msgpack", "avro"]
+Form = Literal["json", "msgpack", "avro", "raw"]
 Mode = Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"]
 Row = Any  # an object of a type that row_types made
 _Read = Callable[[Any], Row]  # of bytes; for None, which stands for no payload, it raises
@@ -198,6 +198,8 @@ class RowDecoder:
 def row_decoder(form: str, schema: pa.Schema, writer_schema: str | None) -> RowDecoder:
     """Return the decoder of a form; raises ConfigurationError when form and schema do not go together."""
     types = row_types(schema)
+    if form == "raw":  # it has no columns, and is malformed only where it is refused
+        return RowDecoder(form, types, lambda _: types.quick(), lambda _: types.careful())
     if form == "avro":
         read = record_reader(writer_schema)
         return RowDecoder(form, types, _converting(read, types.quick), _converting(read, types.careful))

@@ -37,7 +37,6 @@ logger = logging.getLogger("penstock.spark")
 _MOST_GRACE_S = 5.0
 _REPEAT_ALARM_S = 1.0  # until the next alarm, if the handler swallowed the exception
 _DIED, _STDERR = 70, 2
-_OUTPUT_MISSING: Mapping[str, Any] = {}
 
 
 class Alarm(BaseException):
@@ -129,11 +128,12 @@ class _Ended(Exception):
 class Outcome:
     """The output of the messages that are done, and the failures of the others, by id."""
 
-    done: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    done: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, Failure] = field(default_factory=dict)
 
 
 Call: TypeAlias = Callable[[list[StreamMessage]], Any]
+Answers: TypeAlias = list[tuple[str, Any]]  # ids that are done, with their output
 GiveUp: TypeAlias = Callable[[str, Failure], None]
 Alone: TypeAlias = Callable[[str], AbstractContextManager[object]]
 
@@ -143,9 +143,14 @@ def _forget(_entry_id: str, _failure: Failure) -> None:
 
 
 class Caller:
-    """Calls a handler, async or plain, and interprets what it returns."""
+    """Calls a handler, async or plain, and interprets what it returns.
 
-    def __init__(self, function: Call, attempts: int, *, has_output: bool, timeout_s: float | None = None) -> None:
+    With an output, that is a mapping of ids to columns; without, a list of ids; if that is None, either.
+    """
+
+    def __init__(
+        self, function: Call, attempts: int, *, has_output: bool | None, timeout_s: float | None = None
+    ) -> None:
         self._function, self._attempts, self._has_output = function, attempts, has_output
         self._deadline = None if timeout_s is None else Deadline(timeout_s)
         self._runner: asyncio.Runner | None = None
@@ -193,7 +198,7 @@ class Caller:
 
     def _try(self, messages: list[StreamMessage], outcome: Outcome) -> BaseException | None:
         try:
-            answer = self._call(messages.copy())
+            answers = self._call(messages.copy())
         except ConfigurationError:
             raise  # the same for every message: the pipeline cannot continue
         except Exception as raised:
@@ -205,12 +210,12 @@ class Caller:
             )  # fmt: skip
             return error
         asked = {message.id for message in messages}
-        for entry_id, output in _answers(answer, has_output=self._has_output):
+        for entry_id, output in answers:
             if entry_id in asked:
                 outcome.done[entry_id] = output
         return None
 
-    def _call(self, messages: list[StreamMessage]) -> Any:
+    def _call(self, messages: list[StreamMessage]) -> Answers:
         if self._deadline is None:
             return self._answer(messages)
         overdue = self._deadline.overdue
@@ -222,13 +227,13 @@ class Caller:
 
         return self._deadline.call(lambda: self._answer(messages), give_up)
 
-    def _answer(self, messages: list[StreamMessage]) -> Any:
+    def _answer(self, messages: list[StreamMessage]) -> Answers:
         try:
             answer = self._function(messages)
+            if not inspect.isawaitable(answer):
+                return _answers(answer, self._has_output)  # here, for the code of a generator runs only now
         except BaseException as error:
             raise _contained(error, threads.comes_from_outside)  # noqa: B904 - usually the same error
-        if not inspect.isawaitable(answer):
-            return answer
         if self._deadline is not None:
             self._deadline.put_off()
         runner, self._runner = self._runner or asyncio.Runner(), None
@@ -241,7 +246,7 @@ class Caller:
             runner.get_loop().close()
             raise
         self._runner = runner
-        return found
+        return _answers(found, self._has_output)
 
 
 def _contained(error: BaseException, comes_from_outside: Callable[[BaseException], bool]) -> BaseException:
@@ -271,9 +276,11 @@ async def _in_time(answer: Any, deadline: Deadline | None) -> Any:
         raise
 
 
-def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def _answers(answer: Any, has_output: bool | None) -> Answers:
     if answer is None:
         return []
+    if has_output is None and isinstance(answer, Mapping):
+        return [(str(entry_id), output) for entry_id, output in answer.items()]
     if has_output:
         if not isinstance(answer, Mapping) or not all(isinstance(value, Mapping) for value in answer.values()):
             raise ConfigurationError(
@@ -282,8 +289,9 @@ def _answers(answer: Any, *, has_output: bool) -> Iterable[tuple[str, Mapping[st
             )
         return list(answer.items())
     if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
-        raise ConfigurationError(f"handler must return a list of message ids, not {answer!r}")
-    return [(str(entry_id), _OUTPUT_MISSING) for entry_id in answer]
+        either = ", or a mapping of ids to results" if has_output is None else ""
+        raise ConfigurationError(f"handler must return a list of message ids{either}, not {type(answer).__name__}")
+    return [(str(entry_id), None) for entry_id in answer]
 
 
 def is_repeated_task() -> bool:

@@ -24,7 +24,6 @@ from penstock.spark.runtime.link import Link, retry
 from penstock.sync.redis.client import StreamClient
 
 _REMEMBER_S = 7 * 24 * 3600
-_RETRY_S = 60.0
 _HOUR_MS = 3_600_000
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 Id: TypeAlias = str
@@ -131,7 +130,7 @@ class DeadLetterWriter:
 
     @staticmethod
     def _retry(call: Callable[[], Reply]) -> Reply:
-        return retry(call, _RETRY_S, "writing dead letters")
+        return retry(call, what="writing dead letters")
 
 
 def _hour(entry_id: Id) -> int:

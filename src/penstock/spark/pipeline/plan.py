@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigurationError, DecodeError, NotAuthentic, PenstockError
 from penstock.policy import Reason, unreadable
+from penstock.spark.format.columns import ENTRY
 from penstock.spark.pipeline.dead_letters import DeadLetterConfig, Failure
 from penstock.spark.pipeline.handling import NEEDED, HandlerTask
 from penstock.spark.pipeline.sink_options import Delta, Iceberg, KeyedOptions
@@ -26,7 +27,6 @@ from penstock.spark.pipeline.steps import (
     Handler,
     Rule,
     Sql,
-    duration_s,
     imported,
     kind_of,
     needed_for,
@@ -35,8 +35,8 @@ from penstock.spark.pipeline.steps import (
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.master import is_connect
+from penstock.spark.runtime.option_values import duration_s
 from penstock.spark.runtime.versions import has_read_limits
-from penstock.spark.source.columns import ENTRY
 from penstock.spark.source.options import MAX_ROWS
 from penstock.spark.source.rows import NOT_AUTHENTIC
 

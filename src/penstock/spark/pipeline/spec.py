@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,20 +17,20 @@ from penstock.keys import StreamKeys, check_name
 from penstock.plugins import suggestion
 from penstock.settings.binding import Checked, Document
 from penstock.settings.masking import masked_text, secrets_of, without_secrets
-from penstock.spark.pipeline.files import normalised
-from penstock.spark.pipeline.sink_options import Delta, Parquet, Sink
+from penstock.spark.format.columns import ENTRY
+from penstock.spark.pipeline.files import joined, normalised
+from penstock.spark.pipeline.sink_options import Delta, Iceberg, Parquet, Sink
 from penstock.spark.pipeline.steps import (
     SOURCE,
     Positive,
     Rule,
     Step,
     Text,
-    duration_s,
     needed_for,
     number_of,
     trunk_of,
 )
-from penstock.spark.source.columns import ENTRY
+from penstock.spark.runtime.option_values import duration_s
 from penstock.spark.source.options import SourceOptions
 from penstock.times import milliseconds_of
 
@@ -241,16 +242,21 @@ class Pipeline(Checked):
                 )
 
     def _check_paths(self) -> None:
-        # A folder of a batch is known by its batch alone, so the second sink would find it written already.
-        found: dict[str, Sink] = {}
-        for sink in self.sinks:
-            if not isinstance(sink, Parquet | Delta):
+        places = [(sink, place) for sink in self.sinks for place in _folders_of(sink)]
+        for (one, outer), (other, inner) in permutations(places, 2):
+            if one is other or (isinstance(one, Iceberg) and isinstance(other, Iceberg)):
                 continue
-            other = found.setdefault(normalised(sink.path), sink)
-            if other is not sink and Parquet in (type(sink), type(other)):
+            if outer != inner and inner.startswith(f"{outer.rstrip('/')}/"):
+                # Readers of one would find files of the other, and its cleaning would delete them.
                 raise ConfigurationError(
-                    f"sinks {other.name!r} and {sink.name!r} have the same path {sink.path!r}, but a Parquet sink "
-                    "needs its own: use another path, or combine the rows in a step, with UNION ALL, for one sink"
+                    f"sink {other.name!r} writes to {inner!r}, inside the folder {outer!r} of sink {one.name!r}: use "
+                    "folders that do not contain each other"
+                )
+            # A folder of a batch is known by its batch alone, so the second sink would find it written already.
+            if outer == inner and not (isinstance(one, Delta) and isinstance(other, Delta)):
+                raise ConfigurationError(
+                    f"sinks {one.name!r} and {other.name!r} have the same path {outer!r}, but only Delta sinks may "
+                    "share one: use another path, or combine the rows in a step, with UNION ALL, for one sink"
                 )
 
     def outputs(self) -> dict[str, int]:
@@ -329,3 +335,13 @@ class Pipeline(Checked):
         from penstock.spark.pipeline.spec_file import SpecFile
 
         return SpecFile(Document(name, text), profile, environment).pipeline()
+
+
+def _folders_of(sink: Sink) -> list[str]:
+    """Return the folders of a sink's files: two for an Iceberg table, for a catalogue uses either of two layouts."""
+    if isinstance(sink, Parquet | Delta):
+        return [normalised(sink.path)]
+    if not isinstance(sink, Iceberg) or "/" not in (warehouse := sink.catalog.get("warehouse", "")):
+        return []
+    namespace, _, name = sink.table.rpartition(".")
+    return [normalised(joined(warehouse, folder, name)) for folder in (namespace, f"{namespace}.db")]

@@ -13,7 +13,7 @@ from penstock.errors import ConfigurationError
 from penstock.settings.binding import Checked
 from penstock.spark.payload.ddl import parse_ddl
 from penstock.spark.runtime import code_shipping
-from penstock.times import seconds_of
+from penstock.spark.runtime.option_values import duration_s
 
 INPUT, SOURCE = "input", "source"
 _MOST_TIMEOUT_S = 86_400.0
@@ -160,14 +160,6 @@ def trunk_of(steps: Sequence[Step], outputs: Iterable[int]) -> int:
         if all(inputs_of(steps, number) <= set(range(trunk, number)) for number in needed if number > trunk):
             return trunk
     return 0
-
-
-def duration_s(key: str, value: str) -> float:
-    """Return a duration in seconds; raise ConfigurationError if it is invalid."""
-    seconds = seconds_of(value)
-    if seconds is None:
-        raise ConfigurationError(f"{key}={value!r} must be a duration such as 500ms, 30s, 1h30m or 10 minutes")
-    return seconds
 
 
 def check_timeout(key: str, value: str) -> float:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigurationError, PenstockError, name_of
+from penstock.spark.format.base_stream_reader import check_unlimited
+from penstock.spark.format.columns import ENTRY, payload_ddl
 from penstock.spark.lake.parquet import unfit
 from penstock.spark.pipeline.batches import writer_of
 from penstock.spark.pipeline.files import files_of
@@ -18,9 +20,7 @@ from penstock.spark.pipeline.spec import Pipeline
 from penstock.spark.runtime.errors import analyzed, listed, one_line, unsteady, without_query_log
 from penstock.spark.runtime.master import is_connect, require_running
 from penstock.spark.runtime.versions import has_read_limits
-from penstock.spark.source.base_stream_reader import check_unlimited
 from penstock.spark.source.catalogue import look, require
-from penstock.spark.source.columns import ENTRY, payload_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

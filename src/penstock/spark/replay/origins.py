@@ -15,17 +15,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock import ids
-from penstock.errors import ConfigurationError, StreamMissing
+from penstock.errors import ConfigurationError
 from penstock.keys import StreamKeys
+from penstock.protection import is_protected
 from penstock.spark.archive.file_reader import FileChecks, missing, read_rows
 from penstock.spark.archive.read import chosen, cold_frame, files_between
 from penstock.spark.archive.state import SCHEMA, FileEntry, between
 from penstock.spark.archive.table import ArchiveTable
+from penstock.spark.format import columns
 from penstock.spark.lake.files import Location
+from penstock.spark.payload.opening import REFUSED, Opening, opened_rows
 from penstock.spark.runtime.errors import filtered, one_line_errors
-from penstock.spark.runtime.link import Link, retry
-from penstock.spark.source import columns
-from penstock.spark.source.catalogue import look
+from penstock.spark.runtime.link import Link
+from penstock.spark.source.catalogue import newest_dead_letter
 from penstock.spark.source.offsets import IdRange
 from penstock.spark.source.redis_log import Scanner
 from penstock.spark.source.rows import LAST_MS, RowBuilder
@@ -33,7 +35,6 @@ from penstock.spark.source.rows import LAST_MS, RowBuilder
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_RETRY_S = 60.0
 _CHUNK_ROWS = 50_000  # rows that a filter sees at a time, and that are in memory
 _LINES_AT_ONCE = 10_000
 _ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
@@ -103,27 +104,28 @@ class Span:
 
 
 class DeadLetterOrigin:
-    """The dead letters of a stream, up to the last one there is when this is made; times are those of their death."""
+    """The dead letters of a stream, up to the last one there is when this is made; times are those of their death.
+
+    If the link has keys, payloads are opened, and are null where they are not authentic: those of every origin.
+    """
 
     schema = pa.schema([(name, kinds[0]) for name, kinds in columns.DEAD_LETTER.items()])
 
     def __init__(self, link: Link, stream: str, span: Span) -> None:
-        self._link, self._span = link, span
+        self._link, self._opening = link, Opening(link, stream)
         self._stream = StreamKeys(stream).default_dead_letters()
         self.name = f"dead letters of stream {stream!r}, {span}"
-        state = retry(lambda: look(link.client(), [self._stream]), _RETRY_S)[self._stream]
-        if state is None:
-            raise StreamMissing(f"stream {stream!r} has no dead letters: stream {self._stream!r} does not exist")
+        last_id = newest_dead_letter(link.client(), stream)
         low = ids.ZERO if span.low is None else ids.before(f"{span.low}-0")
-        high = state.last_id if span.high is None else ids.before(f"{span.high}-0")
-        self._range = IdRange(self._stream, low, min(high, state.last_id, key=ids.parse))
+        high = last_id if span.high is None else ids.before(f"{span.high}-0")
+        self._range = IdRange(self._stream, low, min(high, last_id, key=ids.parse))
 
     def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
         """Return the dead letters in the order of their ids."""
         build = RowBuilder(self.schema).build
-        scanner = Scanner(self._link.client(), retry_timeout_s=_RETRY_S, fail_on_data_loss=False)
+        scanner = Scanner(self._link.client(), fail_on_data_loss=False)
         pages = [] if self._range.is_empty else scanner.pages([self._range])
-        yield from _filtered((build([page]) for page in pages), where)
+        yield from _filtered((self._opening.opened(build([page])) for page in pages), where)
 
 
 class FileOrigin:
@@ -137,13 +139,13 @@ class FileOrigin:
 
     schema = SCHEMA
 
-    def __init__(self, file: Path, span: Span, stream: str | None = None) -> None:
+    def __init__(self, file: Path, span: Span, stream: str | None = None, link: Link | None = None) -> None:
         try:
             with file.open("rb"):
                 pass
         except OSError as error:
             raise ConfigurationError(f"cannot read --file {file}: {error.strerror}") from None
-        self._file, self._span, self._stream = file, span, stream
+        self._file, self._span, self._stream, self._link = file, span, stream, link
         self.name = f"file {file.absolute()}, stream {stream!r}, {span}"
 
     def rows(self, where: Where | None) -> Iterator[pa.RecordBatch]:
@@ -151,7 +153,16 @@ class FileOrigin:
         batches = _read_lines(self._file, needs_id=self._span != Span())
         if self._stream is not None:
             batches = (batch.filter(pc.equal(batch.column("stream"), self._stream)) for batch in batches)
-        yield from _filtered((self._span.within(batch) for batch in batches), where)
+        yield from _filtered((self._opened(self._span.within(batch)) for batch in batches), where)
+
+    def _opened(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        # Whoever runs the command vouches for the file: only what is marked as protected has to be authentic.
+        closed = [raw is not None and is_protected(raw) for raw in batch.column("data").to_pylist()]
+        if self._link is None or not any(closed):
+            return batch
+        opened = Opening(self._link).opened(batch)
+        data = pc.if_else(pa.array(closed), opened.column("data"), batch.column("data"))
+        return opened.set_column(opened.schema.get_field_index("data"), opened.schema.field("data"), data)
 
 
 def _filtered(batches: Iterator[pa.RecordBatch], where: Where | None) -> Iterator[pa.RecordBatch]:
@@ -260,8 +271,8 @@ class ArchiveOrigin:
 
     schema = SCHEMA
 
-    def __init__(self, root: str | Path | Location, stream: str, span: Span) -> None:
-        self._table, self._stream, self._span = ArchiveTable.of(root), stream, span
+    def __init__(self, root: str | Path | Location, stream: str, span: Span, link: Link | None = None) -> None:
+        self._table, self._stream, self._span, self._link = ArchiveTable.of(root), stream, span, link
         chosen(self._table.load(), stream, is_hot=False)
         self._checks = FileChecks(self._table)
         self._files = self._named()
@@ -299,7 +310,8 @@ class ArchiveOrigin:
             for entry in files:
                 self._checks.check(entry)
                 for batch in read_rows(self._table, entry):
-                    yield self._span.within(batch)
+                    kept = self._span.within(batch)
+                    yield kept if self._link is None else Opening(self._link).opened(kept)
             return
         for group in _groups(files):
             for entry in group:
@@ -307,7 +319,8 @@ class ArchiveOrigin:
             yield from where.sorted(self._frame(where, group))
 
     def _frame(self, where: Where, files: list[FileEntry]) -> DataFrame:
-        return cold_frame(where.spark, self._table, files).where(self._span.sql)
+        rows = cold_frame(where.spark, self._table, files).where(self._span.sql)
+        return opened_rows(rows, self._link).drop(REFUSED)
 
 
 def _groups(files: list[FileEntry]) -> Iterator[list[FileEntry]]:

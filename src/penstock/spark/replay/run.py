@@ -4,7 +4,8 @@ It is written as one partition of a Spark write (sink/writer.py) under the repla
 entries notes in the same step how many there are, with a checksum, so a replay that was killed continues where it
 was, and one that is done adds nothing. Another selection under the same name raises an error.
 
-A message that is replayed gets a new message id, and headers that name its origin.
+A message that is replayed gets a new message id, and headers that name its origin. With keys, its payload is
+protected anew, for the new stream and id.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -26,9 +28,12 @@ from penstock import dead_letter_record, envelope
 from penstock.dead_letter_record import CUT, WELL_KNOWN, kept_fields
 from penstock.errors import ConfigurationError
 from penstock.keys import check_name
+from penstock.protection import Protection
 from penstock.redis.retry import Repeat
+from penstock.spark.payload.opening import without_keys
 from penstock.spark.replay.origins import ReplayOrigin, Where
 from penstock.spark.runtime.freeze_gc import freeze_gc
+from penstock.spark.runtime.link import Link
 from penstock.spark.runtime.option_values import Options
 from penstock.spark.sink.entries import MAX_FIELDS, MAX_NAME
 from penstock.spark.sink.identity import Identity
@@ -72,15 +77,15 @@ class Counts:
 
     wanted: int = 0
     looping: int = 0  # a replay wrote them into the stream where they would go again
-    empty: int = 0  # without a payload
+    empty: int = 0  # without a payload, or one that is authentic
     cut: int = 0  # written without some of their fields: there is no room for all
 
 
 class Rewriter:
     """Rewrites the messages of one replay."""
 
-    def __init__(self, name: str, into: str) -> None:
-        self._name, self._into = name, into
+    def __init__(self, name: str, into: str, key: str = "", protection: Protection | None = None) -> None:
+        self._name, self._into, self._key, self._protection = name, into, key, protection
 
     def rewrite(self, batch: pa.RecordBatch, counts: Counts) -> pa.RecordBatch:
         """Return the messages to be written."""
@@ -102,13 +107,21 @@ class Rewriter:
         key = rest.column("key")
         is_field = pa.array([bool(pairs) and pairs[0][0] == envelope.KEY for pairs in fields], pa.bool_())
         columns = {
-            "data": rest.column("data"),
+            "data": self._protected(rest.column("data"), ids),
             "key": pc.if_else(pc.or_(pc.equal(key, ""), is_field), None, key),
             "headers": headers,
             "message_id": ids,
             "fields": fields,
         }
         return pa.RecordBatch.from_arrays([_array(columns[each.name], each.type) for each in SCHEMA], schema=SCHEMA)
+
+    def _protected(self, data: pa.Array, ids: Sequence[str]) -> pa.Array:
+        if self._protection is None:
+            return data
+        # A second run must give the same bytes, which are compared with those of the first.
+        protect = partial(self._protection.protect, is_repeatable=True)
+        rows = zip(data.to_pylist(), ids, strict=True)
+        return pa.array([protect(raw, self._key, name) for raw, name in rows], pa.binary())
 
     def _message(
         self, has_odd_key: bool, has_data: bool, stream: str, entry_id: str, pairs: Any, fields: Any, *, counts: Counts
@@ -126,7 +139,7 @@ class Rewriter:
             kept.insert(0, (envelope.KEY, given[envelope.KEY]))  # as it was: the text of the column is not, or too long
         if len(kept) > _MOST_OTHERS:
             kept = _cut(kept, counts)
-        if not has_data and not kept:
+        if not has_data and (not kept or self._protection is not None):
             counts.empty += 1
             return None
         source = f"{stream}/{entry_id}"
@@ -166,7 +179,7 @@ class Replayed:
 
 
 class Replay:
-    """One replay into one stream; `options` are those of the sink, `url` among them."""
+    """One replay into one stream; `options` are those of the sink, `url` among them, or `protectionFile`."""
 
     def __init__(
         self,
@@ -185,8 +198,9 @@ class Replay:
         self.name = self._selection[:12] if name is None else check_name("--name", name, 200)
         self._query = f"replay:{self.name}"
         size = _CHUNK if rate is None else max(1, min(_CHUNK, int(rate / _SLICES_A_SECOND)))
+        link = Link.from_options(Options(options))
         given = {
-            **options,
+            **without_keys(options),
             "stream": into,
             "writeId": self._query,
             "rememberFor": _REMEMBER,
@@ -194,7 +208,8 @@ class Replay:
         }
         self._options = SinkOptions.from_options(Options(given), _SPARK_SCHEMA, is_streaming=False)
         self._slice = size
-        self._rewriter = Rewriter(self.name, into)
+        client = link.client()
+        self._rewriter = Rewriter(self.name, into, client.keys(into).stream, client.protection)
         self._into = into
         self._stopped = threading.Event()
 

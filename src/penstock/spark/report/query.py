@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.dead_letter_record import FIELDS
 from penstock.spark.archive.read import read
+from penstock.spark.payload.opening import opened_rows
 from penstock.spark.report.figures import (
     P95,
     SHARES,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _PLAIN = "stream string, id string, ms bigint, data binary, key string, headers map<string,string>, message_id string"
 _TASKS = "stream string, id string, ms bigint, data binary, key string, fields map<string,binary>"
-_DEAD = "id string, ms bigint, data binary, headers map<string,string>, fields map<string,binary>"
+_DEAD = "id string, ms bigint, data binary, headers map<string,string>, message_id string, fields map<string,binary>"
 _RESULTS = "task_id string, kind string, status string, attempts bigint, started_at timestamp, finished_at timestamp"
 _MOST_ATTEMPTS = 10  # beyond which they are counted together
 _LONGEST = 200  # characters of a text that anybody looks at
@@ -111,28 +112,34 @@ class ReportQuery:
 
     def _messages(self, axis: TimeAxis) -> DataFrame:
         """Return `stream, id, kind, key, size, bucket, delay`, one row for each message of the window."""
-        rows = self._entries()
+        rows = self._entries().where(self._window.within_sql("ms"))
         names = ["cast(fields['task_id'] as string)"] if "fields" in rows.columns else []
         names += ["message_id"] if "message_id" in rows.columns else ["cast(fields['message_id'] as string)"]
         name = f"coalesce({', '.join(names)})"
-        return rows.where(self._window.within_sql("ms")).selectExpr(
+        return self._opened(rows).selectExpr(
             "stream", "id", f"{_kind_sql(rows)} as kind", f"left(key, {_LONGEST}) as key",
-            "coalesce(octet_length(data), 0) as size",
+            "size",
             f"{axis.bucket_sql('ms')} as bucket",
             f"ms - {made_sql(name)} as delay",
         )  # fmt: skip
+
+    def _opened(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the sizes of their payloads as they are in Redis, and opened payloads, for their kinds."""
+        rows = rows.selectExpr("*", "coalesce(octet_length(data), 0) as size")
+        # A task has a field with its kind.
+        return rows if self._target.queue is not None else opened_rows(rows, self._target.link, self._target.stream)
 
     def _entries(self) -> DataFrame:
         target, window = self._target, self._window
         archived = self._archived()
         if target.archive is not None and archived:
             times = (window.low, window.high)
-            return read(self._spark, target.archive, archived, *times, hot=target.options, fail_on_data_loss=False)
+            return read(self._spark, target.archive, archived, *times, hot=target.reading, fail_on_data_loss=False)
         return self._reader(*target.names()).schema(_PLAIN if target.queue is None else _TASKS).load()
 
     def _reader(self, *streams: str) -> DataFrameReader:
         """Return a reader of what streams hold of the window, if they exist."""
-        options = {**self._target.options, "failOnDataLoss": "false", "waitForStreams": "true"}
+        options = {**self._target.reading, "failOnDataLoss": "false", "waitForStreams": "true"}
         reader = self._spark.read.format("redis_streams").options(**options, **naming(streams))
         return reader.options(startingTimestamp=str(self._window.low), endingTimestamp=str(self._window.high))
 
@@ -154,7 +161,7 @@ class ReportQuery:
     def _dead(self, axis: TimeAxis) -> DataFrame:
         """Return `id, ms, reason, error, text, attempts, kind, source, life, bucket`, one row for each dead letter."""
         # By the name of their stream, since a task queue's are not called after the stream of its tasks.
-        rows = self._reader(self._target.dead_stream).schema(_DEAD).load()
+        rows = self._opened(self._reader(self._target.dead_stream).schema(_DEAD).load())
         return rows.selectExpr(
             "id", "ms", f"coalesce({_dlq('reason')}, '') as reason",
             f"left(coalesce({_dlq('error')}, ''), {_LONGEST}) as error",

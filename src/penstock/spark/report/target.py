@@ -16,6 +16,7 @@ from penstock.keys import StreamKeys, TaskKeys, check_name
 from penstock.ops.model import GroupInfo
 from penstock.spark.archive.state import FileEntry, State
 from penstock.spark.archive.table import load_state
+from penstock.spark.payload.opening import without_keys
 from penstock.spark.report.figures import ArchiveCoverage, Day, Window
 from penstock.spark.runtime.link import Link, retry
 from penstock.spark.runtime.option_values import Options
@@ -25,7 +26,6 @@ from penstock.tasks.lanes import Lane
 from penstock.units import moment
 
 _TASKS = ".tasks"
-_RETRY_S = 60.0
 _MOST_DAYS = 120
 
 
@@ -57,15 +57,20 @@ class Target:
         """Where results are: a task queue has its own, unless others are named."""
         if self.results is not None or self.queue is None or TaskKeys(self.queue).results not in self.states():
             return self.results
-        return {**self.options, "backend": "redis", "queue": self.queue, "failOnDataLoss": "false"}
+        return {**self.reading, "backend": "redis", "queue": self.queue, "failOnDataLoss": "false"}
+
+    @property
+    def reading(self) -> Mapping[str, str]:
+        """The options of the source, for reading payloads as they are."""
+        return without_keys(self.options)
 
     def names(self) -> list[str]:
         """Return the streams: those of all lanes of a task queue."""
         if self.queue is None:
             return [self.stream]
-        client = self._link().client()
+        client = self.link.client()
         keys = TaskKeys(self.queue, client.prefix)
-        used = retry(lambda: client.call(keys.lanes, "SMEMBERS", keys.lanes), _RETRY_S)
+        used = retry(lambda: client.call(keys.lanes, "SMEMBERS", keys.lanes))
         lanes = [lane for name in used if (lane := Lane.parse(name.decode(errors="replace"))) is not None]
         return sorted({self.stream, *(keys.stream_name(lane.suffix) for lane in lanes)})
 
@@ -78,10 +83,10 @@ class Target:
         wanted = [*self.names(), self.dead_stream]
         if self.queue is not None:
             wanted.append(TaskKeys(self.queue).results)
-        states = retry(lambda: look(self._link().client(), wanted), _RETRY_S)
+        states = retry(lambda: look(self.link.client(), wanted))
         found = {name: state for name, state in states.items() if state is not None}
         if not found and not is_archived:
-            where = self._link().client().settings.where
+            where = self.link.client().settings.where
             kept = "" if self.archive is None else f" or in the archive {self.archive}"
             raise StreamMissing(
                 f"stream {self.stream!r} does not exist in Redis at {where}{kept}: check the name and the database"
@@ -90,37 +95,34 @@ class Target:
 
     def groups(self) -> tuple[GroupInfo, ...]:
         """Return the consumer groups as they are now, those of streams that exist."""
-        inspector = Inspector(self._link().client())
+        inspector = Inspector(self.link.client())
         found: list[GroupInfo] = []
         for name in self.names():
             try:
-                found += retry(lambda name=name: inspector.groups.of(name), _RETRY_S)  # type: ignore[misc]
+                found += retry(lambda name=name: inspector.groups.of(name))  # type: ignore[misc]
             except NotFound:
                 continue
         return tuple(found)
 
     def times(self, stream: str, window: Window) -> list[int]:
         """Return the times of the first and the last entry of a stream in the window; none if it has no entry there."""
-        client = self._link().client()
+        client = self.link.client()
         key = client.keys(stream).stream
         low, high = str(window.low), str(window.high - 1)
         rows = [
-            *retry(lambda: client.call(key, "XRANGE", key, low, high, "COUNT", 1), _RETRY_S),
-            *retry(lambda: client.call(key, "XREVRANGE", key, high, low, "COUNT", 1), _RETRY_S),
+            *retry(lambda: client.call(key, "XRANGE", key, low, high, "COUNT", 1)),
+            *retry(lambda: client.call(key, "XREVRANGE", key, high, low, "COUNT", 1)),
         ]
         return [ids.parse(row[0].decode())[0] for row in rows]
 
     def archived(self) -> set[str]:
         """Return all streams of the archive; raise ConfigurationError if one was named and there is none."""
-        return set() if self.archive is None else archived_streams(self.archive)
+        return set() if self.archive is None else set(load_state(self.archive).ranges)
 
-    def _link(self) -> Link:
+    @property
+    def link(self) -> Link:
+        """The way to Redis."""
         return Link.from_options(Options(self.options))
-
-
-def archived_streams(root: str | Path) -> set[str]:
-    """Return the streams of an archive; raise ConfigurationError if there is none."""
-    return set(load_state(root).ranges)
 
 
 def archive_coverage(root: str | Path, streams: Sequence[str], states: Mapping[str, StreamState]) -> ArchiveCoverage:

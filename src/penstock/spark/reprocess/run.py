@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
-from penstock.errors import BackendRefused, ConfigurationError, StreamMissing
+from penstock.errors import BackendRefused, ConfigurationError
 from penstock.keys import StreamKeys
 from penstock.policy import Reason
 from penstock.runtime.threads import pause
@@ -23,24 +23,24 @@ from penstock.spark.archive.file_reader import check_on_executors
 from penstock.spark.archive.read import check_order, chosen, files_between, read
 from penstock.spark.archive.table import load_state
 from penstock.spark.lake.files import Location, check_writable
+from penstock.spark.payload.opening import REFUSED, opened_rows, without_keys
 from penstock.spark.pipeline.steps import imported
 from penstock.spark.reprocess.store import ReprocessResults, StuckNotes, marked, request_stop
 from penstock.spark.reprocess.task import OUTCOME_DDL, PURGED_DDL, PurgeTask, ReprocessTask, Work
 from penstock.spark.runtime.code_shipping import send_modules
 from penstock.spark.runtime.errors import filtered, normalised_sql, one_line_errors
-from penstock.spark.runtime.link import Link, retry
+from penstock.spark.runtime.link import Link
 from penstock.spark.runtime.master import enough_tasks, is_connect, is_local, require_running
 from penstock.spark.runtime.option_values import Options
-from penstock.spark.source.catalogue import look
+from penstock.spark.source.catalogue import newest_dead_letter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # What a task needs of a message; `letter` is the id of the dead letter, null for an archived message.
-COLUMNS = ("stream", "id", "data", "key", "headers", "message_id", "kind", "letter")
+COLUMNS = ("stream", "id", "data", "key", "headers", "message_id", "kind", "letter", REFUSED)
 _KIND = "coalesce(cast(fields['kind'] as string), headers['kind']) as kind"
 _ROWS_A_TASK = 10_000
-_RETRY_S = 60.0
 _MOST_FAILURES = 50
 _PROBE = "penstock-probe"
 # How long Spark lets a cancelled task finish before it kills the Python worker, and the time that this itself takes.
@@ -72,13 +72,17 @@ class Selection(Protocol):
 
 @dataclass(frozen=True)
 class Archived:
-    """Messages of an archive, from a time on and before another one (in milliseconds)."""
+    """Messages of an archive, from a time on and before another one (in milliseconds).
+
+    `options` are those of the source: with `url` and `protectionFile`, payloads are opened.
+    """
 
     root: str | Path
     stream: str
     low: int | None = None
     high: int | None = None
     where: str | None = None
+    options: Mapping[str, str] | None = field(default=None, repr=False)
     keeps_failures = True
 
     def check(self) -> None:
@@ -93,8 +97,9 @@ class Archived:
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the messages."""
-        found = _filtered(read(spark, self.root, self.stream, self.low, self.high), self.where)
-        return found.selectExpr(*COLUMNS[:6], _KIND, "cast(null as string) as letter")
+        link = None if self.options is None else Link.from_options(Options(self.options))
+        rows = opened_rows(read(spark, self.root, self.stream, self.low, self.high), link)
+        return _filtered(rows, self.where).selectExpr(*COLUMNS[:6], _KIND, "cast(null as string) as letter", REFUSED)
 
 
 @dataclass(frozen=True)
@@ -129,21 +134,24 @@ class SelectedDeadLetters:
     @cached_property
     def last_id(self) -> str:
         """The id of the newest dead letter when this was first asked for: what comes later is not meant."""
-        state = retry(lambda: look(self.link.client(), [self.key]), _RETRY_S)[self.key]
-        if state is None:
-            raise StreamMissing(f"stream {self.stream!r} has no dead letters: stream {self.key!r} does not exist")
-        return state.last_id
+        return newest_dead_letter(self.link.client(), self.stream)
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the dead letters as the messages that they were."""
-        options = {**self.options, "streams": self.stream, "view": "dead_letters", "failOnDataLoss": "false"}
+        options = {
+            **without_keys(self.options),
+            "streams": self.stream,
+            "view": "dead_letters",
+            "failOnDataLoss": "false",
+        }
         options |= {"endingOffsets": self.last_id, "maxRowsPerPartition": str(_ROWS_A_TASK)}
-        found = _filtered(spark.read.format("redis_streams").options(**options).load(), self.where)
+        rows = spark.read.format("redis_streams").options(**options).load()
+        found = _filtered(opened_rows(rows, self.link, self.stream), self.where)
         if self.reason is not None:
             found = found.where(f"reason = '{self.reason}'")
         return found.selectExpr(
             "coalesce(source_stream, stream) as stream", "coalesce(source_id, id) as id", *COLUMNS[2:6], _KIND,
-            "id as letter",
+            "id as letter", REFUSED,
         )  # fmt: skip
 
 

@@ -28,7 +28,6 @@ _AT_ONCE = 16
 _TRIES = 8
 _MOST_NAME = 60
 _REMEMBER_S = 24 * 3600
-_RETRY_S = 60.0
 _rng = random.Random()
 
 
@@ -152,12 +151,12 @@ class StuckNotes:
             client.call(key, "SADD", key, result, repeat=Repeat.IDEMPOTENT)
             client.call(key, "EXPIRE", key, _REMEMBER_S, repeat=Repeat.IDEMPOTENT)
 
-        retry(add, _RETRY_S, "recording a message that hangs")
+        retry(add, what="recording a message that hangs")
 
     def known(self) -> frozenset[str]:
         """Return those that were noted."""
         client, key = self.link.client(), self._key()
-        found = retry(lambda: client.call(key, "SMEMBERS", key), _RETRY_S, "reading which messages hang")
+        found = retry(lambda: client.call(key, "SMEMBERS", key), what="reading which messages hang")
         return frozenset(member.decode() for member in found)
 
     def _key(self) -> str:

@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +19,14 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.dead_letter_record import traceback_of
-from penstock.errors import ConfigurationError, DecodeError, EncodeError, HandlerTimeout, summary_of
+from penstock.errors import (
+    ConfigurationError,
+    DecodeError,
+    EncodeError,
+    HandlerTimeout,
+    NotAuthentic,
+    summary_of,
+)
 from penstock.keys import check_name
 from penstock.model import StreamMessage
 from penstock.number_checks import check_number
@@ -49,10 +55,8 @@ OUTCOME = pa.schema([("is_done", pa.bool_()), ("is_new", pa.bool_()), ("error", 
 OUTCOME_DDL = "is_done boolean, is_new boolean, error string, text string, id string"
 PURGED = pa.schema([("purged", pa.int64())])
 PURGED_DDL = "purged bigint"
-_OUTPUT = "data"
 _MOST_TEXT = 2_000
 _PURGED_AT_ONCE = 500
-_RETRY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class _Row:
     key: str | None
     headers: Mapping[str, str]
     message_id: str | None
+    refused: str | None = None  # why its payload is not authentic
 
 
 @dataclass(frozen=True)
@@ -113,9 +118,9 @@ class ReprocessTask(Shipped):
         """Yield what became of each message."""
         freeze_gc()
         check_mark(self.mark)
-        function = _with_outputs(imported("--handler", self.work.handler))
+        function = imported("--handler", self.work.handler)
         is_repeated = is_repeated_task()
-        caller = Caller(function, self.work.max_attempts, has_output=True, timeout_s=self.work.timeout_s)
+        caller = Caller(function, self.work.max_attempts, has_output=None, timeout_s=self.work.timeout_s)
         # With several messages in a call, it would be unknown which one hangs.
         alone = nullcontext if is_repeated and self.work.timeout_s is not None else None
         stuck = self.stuck.known() if self.stuck is not None and is_repeated else frozenset()
@@ -192,7 +197,7 @@ class _Chunk:
             if failure is not None:
                 made[row.result] = _failed(row, failure.error, failure.attempts, started)
             else:
-                made[row.result] = _done(row, outcome.done[entry_id].get(_OUTPUT), message.attempts, started)
+                made[row.result] = _done(row, outcome.done[entry_id], message.attempts, started)
         for row in rows:
             if row.result not in made:  # a second message with the id of the entry, and another id of its own
                 made |= self._of_stream([row])
@@ -206,6 +211,8 @@ class _Chunk:
             self._task.stuck.note(result.task_id)
 
     def _message(self, row: _Row) -> StreamMessage:
+        if row.refused is not None:
+            raise NotAuthentic(row.refused)
         if row.data is None:
             raise DecodeError("the message has no payload")
         return StreamMessage(
@@ -225,6 +232,7 @@ def _row(columns: Mapping[str, Any], name: str | None) -> _Row:
         key=columns["key"],
         headers=dict(columns["headers"] or ()),
         message_id=columns["message_id"],
+        refused=columns["refused"],
     )
 
 
@@ -256,32 +264,6 @@ def _outcome(row: _Row, result: Result, *, is_new: bool) -> dict[str, Any]:
     is_done = result.status != Status.ERROR
     error, _, text = ("", "", "") if is_done else (result.error or "").partition(": ")
     return {"is_done": is_done, "is_new": is_new, "error": error, "text": text, "id": row.id}
-
-
-def _with_outputs(function: Callable[[list[StreamMessage]], Any]) -> Callable[[list[StreamMessage]], Any]:
-    """Return the handler as one that always returns a mapping of ids to mappings, as the runner of steps expects it."""
-
-    def call(messages: list[StreamMessage]) -> Any:
-        answer = function(messages)
-        return _later(answer) if inspect.isawaitable(answer) else _outputs(answer)
-
-    return call
-
-
-async def _later(answer: Awaitable[Any]) -> Any:
-    return _outputs(await answer)
-
-
-def _outputs(answer: Any) -> Mapping[str, Mapping[str, Any]]:
-    if answer is None:
-        return {}
-    if isinstance(answer, Mapping):
-        return {str(entry_id): {_OUTPUT: output} for entry_id, output in answer.items()}
-    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
-        raise ConfigurationError(
-            f"handler must return a list of message ids, or a mapping of ids to results, not {type(answer).__name__}"
-        )
-    return {str(entry_id): {} for entry_id in answer}
 
 
 # --- the dead letters that are done ---------------------------------------------------------------
@@ -324,4 +306,4 @@ class PurgeTask(Shipped):
         client = self.link.client()
         key = client.keys(self.key).stream
         words = ("XDEL", key, *letters)
-        return int(retry(lambda: client.call(key, *words, repeat=Repeat.IDEMPOTENT), _RETRY_S, "purging"))
+        return int(retry(lambda: client.call(key, *words, repeat=Repeat.IDEMPOTENT), what="purging"))

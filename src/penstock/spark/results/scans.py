@@ -23,10 +23,10 @@ from penstock.errors import BackendRefused, ConfigurationError, DecodeError
 from penstock.keys import TaskKeys
 from penstock.results.entry import in_utc, kind_name
 from penstock.settings import ResultBackendSettings
+from penstock.spark.format.batch_reader import BatchReader, RangePartition, bounds_of, values_of
+from penstock.spark.format.log import log_of
 from penstock.spark.runtime.link import retry
-from penstock.spark.source.batch_reader import BatchReader, RangePartition, bounds_of, values_of
 from penstock.spark.source.options import SourceOptions
-from penstock.spark.source.redis_log import log_of
 from penstock.spark.source.rows import Entry, RowBuilder
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.results.fs import FSBackend

@@ -18,6 +18,8 @@ from penstock.errors import ConfigurationError
 from penstock.keys import check_name
 from penstock.results.entry import in_utc
 from penstock.settings import ResultBackendSettings, Settings
+from penstock.spark.format import columns as known
+from penstock.spark.format.columns import Columns
 from penstock.spark.results.scans import (
     FSResultScan,
     PartitionSizes,
@@ -31,8 +33,6 @@ from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.option_values import Options
 from penstock.spark.runtime.versions import arrow_schema
-from penstock.spark.source import columns as known
-from penstock.spark.source.columns import Columns
 from penstock.spark.source.options import milliseconds
 from penstock.spark.source.rows import LAST_MS
 from penstock.task import Result

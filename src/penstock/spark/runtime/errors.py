@@ -70,7 +70,9 @@ def is_server_gone(error: object) -> bool:
 
 def is_transient_failure(failure: str) -> bool:
     """Return whether a failure is transient, by the text of Spark's error."""
-    return _TRANSIENT.search(failure) is not None
+    from penstock.results.postgres_table import LOGIN_REFUSED  # for this rare case only
+
+    return _TRANSIENT.search(failure) is not None and not LOGIN_REFUSED.search(failure)
 
 
 def root_cause(error: object) -> str | None:

@@ -21,7 +21,9 @@ from penstock.spark.runtime.option_values import Options
 from penstock.sync.redis.client import StreamClient
 
 _PREFIX = "redis."
-_NUMBERS = {"socket_timeout": float, "socket_connect_timeout": float, "max_connections": int, "pool_timeout": float}
+_NUMBERS = {
+    "socket_timeout": float, "socket_connect_timeout": float, "max_connections": int, "pool_timeout": float, "db": int
+}  # fmt: skip
 _FLAGS = {"socket_keepalive", "ssl_check_hostname"}
 _clients: dict[tuple[int, Link], StreamClient] = {}
 logger = logging.getLogger("penstock.spark")
@@ -104,6 +106,8 @@ def _typed(name: str, value: str) -> object:
         except ValueError:
             raise ConfigurationError(f"option redis.{name}={value!r} must be a number") from None
     if name in _FLAGS:
+        if value.strip().lower() not in ("true", "false"):
+            raise ConfigurationError(f"option redis.{name}={value!r} must be true or false")
         return value.strip().lower() == "true"
     return value
 
@@ -139,7 +143,7 @@ class Retries:
 
 def retry(
     step: Callable[[], T],
-    timeout_s: float,
+    timeout_s: float = 60.0,
     what: str = "reading streams",
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> T:

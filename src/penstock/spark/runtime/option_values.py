@@ -13,6 +13,14 @@ from penstock.times import seconds_of
 _Choice = TypeVar("_Choice", bound=str)
 
 
+def duration_s(key: str, value: str) -> float:
+    """Return a duration in seconds; raise ConfigurationError if it is invalid."""
+    seconds = seconds_of(value)
+    if seconds is None:
+        raise ConfigurationError(f"{key}={value!r} must be a duration such as 500ms, 30s, 1h30m or 10 minutes")
+    return seconds
+
+
 class Options:
     """Reads options by name or alias; remembers which were known, so that a misspelt one can be refused."""
 
@@ -72,12 +80,7 @@ class Options:
         value = self.text(name)
         if value is None:
             return default
-        seconds = seconds_of(value)
-        if seconds is None:
-            raise ConfigurationError(
-                f"option {name}={value!r} must be a duration such as 500ms, 30s, 1h30m or 10 minutes"
-            )
-        return timedelta(seconds=seconds)
+        return timedelta(seconds=duration_s(f"option {name}", value))
 
     def starting_with(self, prefix: str) -> dict[str, str]:
         """Return the options whose names begin with the prefix, without it."""

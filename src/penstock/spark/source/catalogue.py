@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from penstock import ids
 from penstock.errors import ConfigurationError, DataLost, GroupLost, PenstockError, StreamMissing
-from penstock.keys import check_name
+from penstock.keys import StreamKeys, check_name
 from penstock.redis.aio import Reply
+from penstock.spark.runtime.link import retry
 from penstock.spark.source.offsets import Position
 from penstock.sync.redis.client import StreamClient
 from penstock.sync.redis.reading import escaped, read_many, stream_keys
@@ -114,6 +115,15 @@ def look(client: StreamClient, names: Sequence[str]) -> dict[str, StreamState | 
         else:
             states[name] = _state(reply)
     return states
+
+
+def newest_dead_letter(client: StreamClient, stream: str) -> str:
+    """Return the id of the newest dead letter of a stream; raise StreamMissing if it never had any."""
+    name = StreamKeys(stream).default_dead_letters()
+    state = retry(lambda: look(client, [name]))[name]
+    if state is None:
+        raise StreamMissing(f"stream {stream!r} has no dead letters: stream {name!r} does not exist")
+    return state.last_id
 
 
 def _state(reply: Reply) -> StreamState:

@@ -189,15 +189,6 @@ class RedisLog:
         return pack(pieces, self.options.max_rows_per_partition, least)
 
 
-def log_of(options: SourceOptions) -> RedisLog:
-    """Return what a query reads from."""
-    if options.archive is None:
-        return RedisLog(options)
-    from penstock.spark.archive.hybrid_log import HybridLog  # tasks of other queries need not load Parquet
-
-    return HybridLog(options)
-
-
 def start_of(client: StreamClient, stream: str, bound: Bound, state: StreamState | None, group: str | None) -> Position:
     """Return the position after which reading begins."""
     if state is None:
@@ -265,7 +256,7 @@ def group_position(client: StreamClient, stream: str, group: str) -> str:
 
 
 def read_ranges(
-    options: SourceOptions,
+    log: RedisLog,
     rows: RowBuilder,
     ranges: Sequence[IdRange],
     on_loss: Callable[[IdRange], None] = lambda _: None,
@@ -273,10 +264,10 @@ def read_ranges(
     """Return the rows of some ranges, one range after the other; `on_loss` is called as a Scanner calls it."""
     pages: list[Page] = []
     count = 0
-    for page in log_of(options).scanner(on_loss).pages(ranges):
+    for page in log.scanner(on_loss).pages(ranges):
         pages.append(page)
         count += len(page[1])
-        if count >= options.batch_rows:
+        if count >= log.options.batch_rows:
             yield rows.build(pages)
             pages, count = [], 0
     if pages:

@@ -47,7 +47,7 @@ class RowBuilder:
         """Return the entries of some pages as one batch."""
         refused: dict[int, str] = {}
         if self._protected_by is not None:
-            pages, refused = _opened(pages, self._payload_field, self._protected_by.client())
+            pages, refused = opened_pages(pages, self._protected_by.client())
         rows = _Rows(pages, self._payload_field, self._names)
         made: dict[str, pa.Array] = {}
         kept: pa.Array | None = None
@@ -81,9 +81,9 @@ class RowBuilder:
         return columns, decoded.kept
 
 
-def _opened(pages: Sequence[Page], field: bytes, client: StreamClient) -> tuple[list[Page], dict[int, str]]:
+def opened_pages(pages: Sequence[Page], client: StreamClient) -> tuple[list[Page], dict[int, str]]:
     """Return the pages with opened payloads, without those that are not authentic, and why these are not by row."""
-    opened: list[Page] = []
+    opened, field = list[Page](), envelope.DATA.encode()
     refused: dict[int, str] = {}
     rows = itertools.count()
     for stream, entries in pages:
@@ -133,7 +133,7 @@ class _Rows:
 
     def _values(self, field: bytes) -> list[bytes | None]:
         # `data` is the first field of nearly every entry.
-        return [fields[1] if fields[0] == field else _find(fields, field) for _, fields in self._entries]
+        return [fields[1] if fields and fields[0] == field else _find(fields, field) for _, fields in self._entries]
 
     def stream(self, kind: pa.DataType) -> pa.Array:
         """Return the names of the streams."""

@@ -110,15 +110,6 @@ class ConsumerGroup:
         position: bytes = self._client.run("streams/restore", keys, [self.group, consumer], Repeat.IDEMPOTENT)
         return position.decode() or None
 
-    def recreate(self, consumer: str, logger: logging.Logger, emit: Emit) -> None:
-        """Create the group again, which a command has missed, and report it."""
-        position = self.restore(consumer)
-        if position is not None:  # else another consumer did
-            logger.error(
-                "group %s of stream %s no longer existed; recreated it at %s", self.group, self.stream, position
-            )
-            emit(EventName.GROUP_LOST, position=position)
-
     # --- numbers ------------------------------------------------------------------------------------
 
     def _info(self) -> dict[str, Any]:
@@ -213,6 +204,14 @@ class ConsumerGroup:
     def trim(self, keep: int) -> int:
         """Trim entries that every group has finished, but keep the newest `keep`; return how many were trimmed."""
         return trim_finished(self._client, self._keys.stream, keep)
+
+
+def recreate(group: ConsumerGroup, consumer: str, logger: logging.Logger, emit: Emit) -> None:
+    """Create a group again, which a command has missed, and report it."""
+    position = group.restore(consumer)
+    if position is not None:  # else another consumer did
+        logger.error("group %s of stream %s no longer existed; recreated it at %s", group.group, group.stream, position)
+        emit(EventName.GROUP_LOST, position=position)
 
 
 def _pairs(flat: list[Any]) -> dict[str, Any]:

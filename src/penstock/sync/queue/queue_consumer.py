@@ -28,7 +28,7 @@ from penstock.queue.model import GROUP, decode_payload
 from penstock.redis.retry import RETRYABLE, RetryBudget, RetryState
 from penstock.serializers import PayloadLimits
 from penstock.sync.delivery.dead_letters import DeadLetterMover
-from penstock.sync.delivery.group import ConsumerGroup
+from penstock.sync.delivery.group import ConsumerGroup, recreate
 from penstock.sync.delivery.group_commands import Parking, Redelivery
 from penstock.sync.delivery.janitor import Janitor
 from penstock.sync.queue.consumer_slots import PATIENCE_S, ConsumerSlot, ConsumerSlots
@@ -263,7 +263,7 @@ class QueueConsumer:
     def _restore_group(self, slot: ConsumerSlot) -> None:
         # Entries that are still in the stream were not finished: the group starts at the first one.
         self._group.reset()
-        self._group.recreate(slot.consumer, logger, self.emit)
+        recreate(self._group, slot.consumer, logger, self.emit)
 
     # --- settling -----------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from penstock.sync.delivery.dead_letters import DeadLetterMover
 from penstock.sync.delivery.decoding import Decoder
 from penstock.sync.delivery.delivery import ConsumerContext, Delivery
 from penstock.sync.delivery.drain import CLEANUP_TIMEOUT_S, Drain, graceful_end
-from penstock.sync.delivery.group import ConsumerGroup
+from penstock.sync.delivery.group import ConsumerGroup, recreate
 from penstock.sync.delivery.group_commands import GroupCommands
 from penstock.sync.delivery.in_flight import InFlight
 from penstock.sync.delivery.janitor import Janitor
@@ -276,7 +276,7 @@ class StreamConsumer:
     def _restore_group(self) -> bool:
         # Returns False if the server refuses that for now.
         try:
-            self._group.recreate(self.worker_name, logger, self._emit)
+            recreate(self._group, self.worker_name, logger, self._emit)
         except TransientError as error:
             self._outage.failed(error)
             return False

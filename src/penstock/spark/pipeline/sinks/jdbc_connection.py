@@ -17,7 +17,8 @@ _ON_DRIVER = -1
 # Classes of SQL states: connections, conflicts of transactions, and PostgreSQL's resources and shutdowns; bad data and
 # broken constraints.
 _PASSING, _ABOUT_VALUES = ("08", "40", "53", "57P"), ("22", "23")
-_BROKEN_CONSTRAINT = "40002"  # the one conflict of a transaction that happens again
+# Of these, what happens again: a broken constraint, and a login that the server refuses, unless it has too many.
+_STAYING, _TOO_MANY = ("40002", "08004"), "Too many connections"
 _NO_DRIVER = "no JDBC driver"  # whose state is that of a connection
 
 
@@ -192,7 +193,7 @@ def _failure(error: Any) -> JdbcFailed:
     reason = _reason(thrown)
     if any(state.startswith(_ABOUT_VALUES) for state in states):  # also if it has ended the transaction
         return JdbcFailed(reason, is_about_values=True)
-    is_passing = any(state.startswith(_PASSING) and state != _BROKEN_CONSTRAINT for state in states)
+    is_passing = any(state.startswith(_PASSING) and state not in _STAYING for state in states) or _TOO_MANY in reason
     return JdbcUnavailable(reason) if is_passing and _NO_DRIVER not in reason else JdbcFailed(reason)
 
 

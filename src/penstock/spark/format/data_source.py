@@ -15,10 +15,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from penstock.spark.format import columns as known
+from penstock.spark.format.batch_reader import BatchReader, FilteringReader, PendingReader
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.versions import arrow_schema, has_read_limits
-from penstock.spark.source import columns as known
-from penstock.spark.source.batch_reader import BatchReader, FilteringReader, PendingReader
 from penstock.spark.source.options import SourceOptions
 from penstock.spark.source.rows import RowBuilder
 
@@ -62,10 +62,10 @@ class RedisStreamsSource(Shipped, DataSource):
         options.check_streaming()
         rows = _row_builder(options, schema)
         if has_read_limits():
-            from penstock.spark.source.stream_reader import StreamReader  # of classes that Spark 4.1 has not
+            from penstock.spark.format.stream_reader import StreamReader  # of classes that Spark 4.1 has not
 
             return StreamReader(options, rows)
-        from penstock.spark.source.base_stream_reader import Spark41Reader, check_unlimited
+        from penstock.spark.format.base_stream_reader import Spark41Reader, check_unlimited
 
         check_unlimited(options)
         return Spark41Reader(options, rows)

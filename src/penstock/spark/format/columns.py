@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from penstock.errors import ConfigurationError
+from penstock.spark.format.log import log_of
 from penstock.spark.payload.ddl import parse_ddl, to_ddl, type_ddl
 from penstock.spark.payload.decoding import PayloadFormat
 from penstock.spark.runtime.link import retry
 from penstock.spark.source.catalogue import beginning
 from penstock.spark.source.offsets import IdRange
 from penstock.spark.source.options import PayloadOptions, SourceOptions
-from penstock.spark.source.redis_log import log_of
+from penstock.spark.source.rows import opened_pages
 
 _TEXT, _BYTES, _WHOLE, _SHORT = pa.string(), pa.binary(), pa.int64(), pa.int32()
 _PAIRS = pa.list_(pa.struct([pa.field("key", _TEXT), pa.field("value", _BYTES)]))
@@ -125,16 +126,23 @@ class PayloadColumns:
 def payload_ddl(options: SourceOptions, columns: Columns) -> str:
     """Return the columns of the payload as Spark writes a schema; '' for a payload that is not decoded."""
     payload = options.payload
-    if payload.form == "raw":
+    if _is_taken_as_it_is(options):
         return ""
-    schema = _payload_schema(options)
+    is_raw = payload.form == "raw"
+    schema = pa.schema([]) if is_raw else _payload_schema(options)
     if payload.column is not None:
         schema = pa.schema([pa.field(payload.column, pa.struct(list(schema)))])
-    extra = [pa.field(payload.corrupt_column, pa.string()), pa.field(payload.reason_column, pa.string())]
+    names = (payload.reason_column,) if is_raw else (payload.corrupt_column, payload.reason_column)
+    extra = [pa.field(name, pa.string()) for name in names]
     if payload.mode == "PERMISSIVE":  # what cannot be decoded has null in every column
         schema = pa.schema([*(field.with_nullable(True) for field in schema), *extra])
     _check_names(schema.names, columns, payload)
     return to_ddl(schema)
+
+
+def _is_taken_as_it_is(options: SourceOptions) -> bool:
+    # With keys, also a raw payload may be refused.
+    return options.payload.form == "raw" and options.link.protection_file is None
 
 
 def _check_names(names: list[str], columns: Columns, payload: PayloadOptions) -> None:
@@ -188,8 +196,9 @@ def _sample(options: SourceOptions) -> list[bytes]:
             for stream, state in states.items()
             if state is not None
         ]
-        for _, entries in log.scanner().pages(ranges):
-            for _, fields in entries:
+        for page in log.scanner().pages(ranges):
+            opened = [page] if options.link.protection_file is None else opened_pages([page], log.client)[0]
+            for _, fields in opened[0][1]:
                 found.extend(value for key, value in zip(fields[::2], fields[1::2], strict=True) if key == name)
             if len(found) >= wanted:
                 return
@@ -206,7 +215,7 @@ def _sample(options: SourceOptions) -> list[bytes]:
 def payload_columns(options: SourceOptions, columns: Columns, schema: pa.Schema) -> PayloadColumns:
     """Return what a table with this schema takes of the payload."""
     payload = options.payload
-    if payload.form == "raw":
+    if _is_taken_as_it_is(options):
         return PayloadColumns()
     corrupt = payload.corrupt_column if payload.corrupt_column in schema.names else None
     reason = payload.reason_column if payload.reason_column in schema.names else None

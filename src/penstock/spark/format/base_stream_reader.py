@@ -19,14 +19,15 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from penstock import ids
 from penstock.errors import ConfigurationError, GroupLost, ServerError, StreamMissing
 from penstock.redis.retry import Repeat
+from penstock.spark.format.batch_reader import RangePartition, read_partition
+from penstock.spark.format.log import log_of
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.link import retry
-from penstock.spark.source.batch_reader import RangePartition, read_partition
 from penstock.spark.source.catalogue import Gap, StreamState, look_at_group, report_loss
 from penstock.spark.source.offsets import BatchRange, Offset, Offsets, Position, batch_of, first, opened
 from penstock.spark.source.options import LATEST, Bound, SourceOptions
 from penstock.spark.source.partitioning import pack
-from penstock.spark.source.redis_log import RedisLog, log_of
+from penstock.spark.source.redis_log import RedisLog
 from penstock.spark.source.rows import RowBuilder
 from penstock.sync.redis.client import StreamClient
 

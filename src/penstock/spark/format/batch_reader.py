@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
 
 from penstock import ids
 from penstock.errors import ConfigurationError, GroupLost
+from penstock.spark.format.log import log_of
 from penstock.spark.runtime.code_shipping import Shipped
 from penstock.spark.runtime.freeze_gc import freeze_gc
 from penstock.spark.runtime.link import retry
@@ -30,7 +31,7 @@ from penstock.spark.source.catalogue import StreamState, report_loss
 from penstock.spark.source.offsets import IdRange, Position
 from penstock.spark.source.options import EARLIEST, Bound, SourceOptions
 from penstock.spark.source.partitioning import narrowed, range_between
-from penstock.spark.source.redis_log import RedisLog, end_of, log_of, read_ranges
+from penstock.spark.source.redis_log import RedisLog, end_of, read_ranges
 from penstock.spark.source.rows import Entry, RowBuilder
 from penstock.sync.redis.client import StreamClient
 
@@ -52,7 +53,7 @@ def read_partition(options: SourceOptions, rows: RowBuilder, partition: InputPar
     """Read the ranges of a task and build batches, for batch and streaming queries."""
     freeze_gc()
     assert isinstance(partition, RangePartition)
-    yield from read_ranges(options, rows, partition.ranges)
+    yield from read_ranges(log_of(options), rows, partition.ranges)
 
 
 class BatchReader(Shipped, DataSourceReader):

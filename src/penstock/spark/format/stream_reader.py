@@ -19,12 +19,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock import ids
-from penstock.spark.source.base_stream_reader import BaseStreamReader
+from penstock.spark.format.base_stream_reader import BaseStreamReader
+from penstock.spark.format.rate_limit import Backlog, BatchLimits, RateLimiter
 from penstock.spark.source.catalogue import StreamState
 from penstock.spark.source.offsets import BatchRange, Offset, Offsets, Position
 from penstock.spark.source.options import EARLIEST, Bound, SourceOptions
 from penstock.spark.source.partitioning import rows_between
-from penstock.spark.source.rate_limit import Backlog, BatchLimits, RateLimiter
 from penstock.spark.source.rows import RowBuilder
 
 
