@@ -152,7 +152,8 @@ def test_a_server_that_answers_late_is_soon_not_looked_for(
     looked.clear()
     for _ in range(100):
         assert half.do(connection.pipeline, [("PING",)]) == [b"PONG"]
-    assert 0 < len(looked) <= 8  # after 0, 2, 4, 8, ... requests
+    # After 0, 2, 4, 8, ... requests. Another thread of this process may use a connection of its own.
+    assert 0 < looked.count(connection._file) <= 8
 
 
 def test_a_look_at_a_silent_socket_ends_without_a_reply() -> None:

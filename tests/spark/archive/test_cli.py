@@ -124,6 +124,7 @@ class _Failing:
 _PASSES, _STAYS = "penstock.spark.lake.files.StoreFailed: 503 Slow Down", "penstock.errors.DataLost: 3 entries are lost"
 
 
+@pytest.mark.needs_limits
 @pytest.mark.parametrize(
     ("way", "failures", "starts", "code"),
     [
@@ -161,6 +162,7 @@ def test_a_continuous_run_starts_again_after_a_failure_that_passes(
     assert (len(started), result.exit_code) == (starts, code), result.output
 
 
+@pytest.mark.needs_limits
 def test_a_run_that_is_asked_to_stop_while_it_starts_ends_well(
     root: Path, stream_server: EmbeddedServer, stream_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ _MAINTAIN_EVERY = 20  # commits
 _DELETES_AT_ONCE = 16
 _MOST_SHOWN = 200  # characters of what is no range
 _TABLE_SCHEMA = pa.schema([*SCHEMA, pa.field("day", pa.date32())])
-_CONFIGURATION = {
+CONFIGURATION = {
     # The run shortens the log itself, after it has written down the ranges.
     "delta.enableExpiredLogCleanup": "false",
     # Opening a table lists its log: what is kept of it decides how long that takes.
@@ -193,7 +193,7 @@ class ArchiveTable:
     def create(self) -> None:
         """Make the table, if there is none."""
         if not self.exists():
-            self._log = DeltaLog.create(self.location, _TABLE_SCHEMA, ("stream", "day"), _CONFIGURATION)
+            self._log = DeltaLog.create(self.location, _TABLE_SCHEMA, ("stream", "day"), CONFIGURATION)
 
     def append(self, state: State, ranges: Sequence[RangeEntry], files: Mapping[FileEntry, str]) -> None:
         """Commit ranges and the files that hold them, with the statistics of each; bring the state up to date.
