@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -95,8 +96,9 @@ class DeadLetterStreams:
     async def streams(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[DeadLetterStreamInfo]:
         """Return streams of dead letters that are not empty, by name."""
         check_number("limit", limit)
-        task_queues, present = await self._catalogue.task_queues(), set(await self._catalogue.names())
-        names = [name for name in await self._catalogue.names(match) if name > cursor]
+        names = await self._catalogue.names()
+        task_queues, present = await self._catalogue.task_queues(names), frozenset(names)
+        names = [name for name in fnmatch.filter(names, match) if name > cursor]
         candidates, found = names[: max(limit, MAX_PER_PAGE)], list[DeadLetterStreamInfo]()
         for start in range(0, len(candidates), STEP):
             snapshots = await self._catalogue.snapshots(candidates[start : start + STEP], most_groups=1)

@@ -111,7 +111,7 @@ def _count_range(client: StreamClient, stream: str, start: str, end: str, most: 
 
 
 class Unread:
-    """The entries behind a position and those up to it, counted a step at a time until one of both has ended.
+    """The entries after a position and those up to it, counted in turn until one of the two is complete.
 
     If finished entries are trimmed, there are fewer up to it.
     """

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -94,8 +95,9 @@ class DeadLetterStreams:
     def streams(self, match: str = "*", *, limit: int = 100, cursor: str = "") -> Page[DeadLetterStreamInfo]:
         """Return streams of dead letters that are not empty, by name."""
         check_number("limit", limit)
-        task_queues, present = self._catalogue.task_queues(), set(self._catalogue.names())
-        names = [name for name in self._catalogue.names(match) if name > cursor]
+        names = self._catalogue.names()
+        task_queues, present = self._catalogue.task_queues(names), frozenset(names)
+        names = [name for name in fnmatch.filter(names, match) if name > cursor]
         candidates, found = names[: max(limit, MAX_PER_PAGE)], list[DeadLetterStreamInfo]()
         for start in range(0, len(candidates), STEP):
             snapshots = self._catalogue.snapshots(candidates[start : start + STEP], most_groups=1)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -60,8 +61,9 @@ class Streams:
     ) -> Page[StreamInfo]:
         """Return streams by name, with their groups; a lag that takes long to count is a bound."""
         check_number("limit", limit)
-        names = [name for name in self._catalogue.names(match) if name > cursor]
-        task_queues = self._catalogue.task_queues()
+        names = self._catalogue.names()
+        task_queues = self._catalogue.task_queues(names)
+        names = [name for name in fnmatch.filter(names, match) if name > cursor]
         found, step = list[StreamInfo](), limit if kind is None else max(limit, STEP)
         candidates = names[: max(limit, MAX_PER_PAGE)]
         for start in range(0, len(candidates), step):
